@@ -27,7 +27,8 @@ def puzzle_1(nb: Any) -> Question:
                 devices=4,
                 budget=Budget(bytes_hops=3_456),
                 about="four devices",
-            )
+            ),
+            case(*(normal((9, 24)), normal((24, 36)), normal((36, 24))), devices=3, about="three devices"),
         ],
         budget=Budget(bytes_hops=114_688),
         kernel=False,
@@ -50,6 +51,7 @@ def puzzle_2(nb: Any) -> Question:
                 budget=Budget(bytes_hops=114_688),
                 about="more rows than weights",
             ),
+            case(*(normal((9, 24)), normal((24, 36)), normal((36, 24))), devices=3, about="three devices"),
         ],
         budget=Budget(bytes_hops=114_688),
         kernel=False,
@@ -61,7 +63,8 @@ def puzzle_3(nb: Any) -> Question:
         nb.rotate_spec,
         normal((64, 128)),
         variants=[
-            case(normal((60, 256)), devices=5, budget=Budget(bytes_hops=61_440), about="five devices, 12 rows each")
+            case(normal((60, 256)), devices=5, budget=Budget(bytes_hops=61_440), about="five devices, 12 rows each"),
+            case(normal((24, 384)), devices=3, about="three devices, 384 columns"),
         ],
         budget=Budget(bytes_hops=32_768),
     )
@@ -79,7 +82,10 @@ def puzzle_5(nb: Any) -> Question:
     return question(
         nb.gather_spec,
         normal((64, 128)),
-        variants=[case(normal((40, 256)), devices=5, budget=Budget(bytes_hops=163_840), about="five devices")],
+        variants=[
+            case(normal((40, 256)), devices=5, budget=Budget(bytes_hops=163_840), about="five devices"),
+            case(normal((36, 384)), devices=3, about="three devices, 384 columns"),
+        ],
         budget=Budget(bytes_hops=229_376),
     )
 
@@ -88,7 +94,10 @@ def puzzle_6(nb: Any) -> Question:
     return question(
         nb.total_spec,
         normal((64, 128)),
-        variants=[case(normal((40, 256)), devices=5, about="five devices")],
+        variants=[
+            case(normal((40, 256)), devices=5, about="five devices"),
+            case(normal((36, 384)), devices=3, about="three devices, 384 columns"),
+        ],
         budget=Budget(exposed_ici_bytes=80_000),
     )
 
@@ -103,7 +112,8 @@ def puzzle_7(nb: Any) -> Question:
                 devices=5,
                 budget=Budget(link_bytes=98_304, hbm_bytes=294_912, vmem_bytes=49_152),
                 about="five devices",
-            )
+            ),
+            case(normal((9, 24, 384)), devices=3, about="three devices, 384 columns"),
         ],
         budget=Budget(link_bytes=57_344, hbm_bytes=172_032),
     )
@@ -119,7 +129,8 @@ def puzzle_8(nb: Any) -> Question:
                 devices=5,
                 budget=Budget(link_bytes=65_536, vmem_bytes=49_152),
                 about="five devices",
-            )
+            ),
+            case(normal((9, 2, 24, 384)), devices=3, about="three devices, 384 columns"),
         ],
         budget=Budget(link_bytes=28_672, exposed_ici_bytes=150_000, hbm_bytes=172_032),
     )
@@ -137,7 +148,7 @@ def puzzle_9(nb: Any) -> Question:
                 budget=Budget(bytes_hops=245_760, link_bytes=32_768),
                 about="three rows of two devices",
             ),
-            case(normal((48, 128)), rows=2, columns=3, about="two rows of three devices"),
+            case(normal((48, 384)), rows=2, columns=3, about="two rows of three devices"),
         ],
         budget=Budget(bytes_hops=229_376, link_bytes=16_384),
     )
@@ -204,7 +215,13 @@ def puzzle_11b(nb: Any) -> Question:
                 devices=5,
                 num_experts=20,
                 about="five devices with four experts each, all rows for one device",
-            )
+            ),
+            case(
+                *(normal((36, 384)), _experts(36, [0, 1, 2, 4, 8])),
+                devices=3,
+                num_experts=9,
+                about="three devices with three experts each",
+            ),
         ],
         budget=Budget(bytes_hops=25_984, copies=19),
         allow=_ORDER,
@@ -226,7 +243,12 @@ def puzzle_11c(nb: Any) -> Question:
                 *(normal((80, 256)), _experts(80, [7, 8]), *weights(15, 256, 128)),
                 devices=5,
                 about="five devices with three experts each, all rows for one device",
-            )
+            ),
+            case(
+                *(normal((36, 384)), _experts(36, [0, 1, 2, 4, 8]), *weights(9, 384, 384)),
+                devices=3,
+                about="three devices with three experts each",
+            ),
         ],
         budget=Budget(grid_steps=8, bytes_hops=51_584),
         allow=_ORDER,
@@ -244,6 +266,7 @@ def puzzle_12a(nb: Any) -> Question:
         variants=[
             case(*low, devices=5, about="five devices, scores of about -144"),
             case(*wide, devices=5, about="five devices, scores from -300 to 300"),
+            case(*(normal((72, 384)), normal((72, 384)), normal((72, 384))), devices=3, about="three devices"),
         ],
         budget=Budget(bytes_hops=917_504, exposed_ici_bytes=50_000),
         tol=1e-3,
@@ -254,7 +277,10 @@ def puzzle_12b(nb: Any) -> Question:
     return question(
         nb.gather_matmul_spec,
         *(normal((64, 128)), normal((128, 2048), scale=0.1)),
-        variants=[case(normal((80, 256)), normal((256, 1920), scale=0.1), devices=5, about="five devices")],
+        variants=[
+            case(normal((80, 256)), normal((256, 1920), scale=0.1), devices=5, about="five devices"),
+            case(normal((72, 384)), normal((384, 576), scale=0.1), devices=3, about="three devices"),
+        ],
         budget=Budget(bytes_hops=229_376, exposed_ici_bytes=10_000),
     )
 
@@ -268,7 +294,12 @@ def puzzle_12c(nb: Any) -> Question:
                 *(normal((80, 256)), normal((256, 640), scale=0.1), normal((640, 256), scale=0.05)),
                 devices=5,
                 about="five devices",
-            )
+            ),
+            case(
+                *(normal((72, 384)), normal((384, 576), scale=0.1), normal((576, 384), scale=0.05)),
+                devices=3,
+                about="three devices",
+            ),
         ],
         budget=Budget(bytes_hops=458_752, exposed_ici_bytes=20_000),
         allow=["max"],

@@ -25,6 +25,7 @@ def puzzle_1(nb: Any) -> Question:
         variants=[
             case(normal((3, 640)), bn=128, budget=Budget(gmem_bytes=15_360, ctas=15), about="more parts than rows"),
             case(normal((9, 256)), about="a part is a whole row"),
+            case(normal((2, 1152)), bn=384, about="parts of 384"),
         ],
         budget=Budget(gmem_bytes=36_864, cta_bytes=2_048, ctas=18),
     )
@@ -61,6 +62,7 @@ def puzzle_3(nb: Any) -> Question:
                 budget=Budget(gmem_bytes=270_336, thread_bytes=131_072),
                 about="blocks of 32 x 256",
             ),
+            case(normal((194, 384)), bm=96, bn=192, about="blocks of 96 x 192"),
         ],
         budget=Budget(gmem_bytes=266_240, thread_bytes=131_072),
     )
@@ -73,6 +75,7 @@ def puzzle_4(nb: Any) -> Question:
         variants=[
             case(normal((256, 128), scale=20.0), bm=128, about="blocks of 128 rows, numbers of up to 70"),
             case(normal((64, 512)), bm=32, bn=256, budget=Budget(gmem_bytes=262_144, thread_bytes=0)),
+            case(normal((192, 384)), bm=96, bn=192, about="blocks of 96 x 192"),
         ],
         budget=Budget(gmem_bytes=262_144, thread_bytes=0),
     )
@@ -85,6 +88,7 @@ def puzzle_4b(nb: Any) -> Question:
         variants=[
             case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
             case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
+            case(normal((320, 384)), about="three strips of five tiles"),
         ],
         budget=Budget(copy_idle=7_500, thread_bytes=0, copies=8),
     )
@@ -97,6 +101,7 @@ def puzzle_5(nb: Any) -> Question:
         variants=[
             case(normal((448, 256)), budget=Budget(copies=14), about="seven tiles in each of two strips"),
             case(normal((64, 128)), budget=Budget(copies=1), about="a single tile"),
+            case(normal((320, 384)), about="three strips of five tiles"),
         ],
         budget=Budget(copy_idle=1_000, thread_bytes=0, copies=8),
     )
@@ -110,6 +115,7 @@ def puzzle_6(nb: Any) -> Question:
         variants=[
             case(normal((192, 512)), normal((512,)), bm=32, slots=3, about="more strips than there are elsewhere"),
             case(normal((128, 256)), normal((256,)), bm=32, bn=256, about="a single strip"),
+            case(normal((192, 384)), normal((384,)), bm=96, bn=128, about="tiles of 96 x 128"),
         ],
         budget=Budget(gmem_bytes=1_056_768, thread_bytes=0),
     )
@@ -122,6 +128,7 @@ def puzzle_7(nb: Any) -> Question:
         variants=[
             case(normal((32, 8, 128)), budget=Budget(copy_idle=900, smem_bytes=16_500), about="tiles of 4096 bytes"),
             case(normal((8, 64, 128)), budget=Budget(copy_idle=1_600, smem_bytes=66_000), about="tiles of 32 KiB"),
+            case(normal((10, 24, 384)), about="tiles of 12 KiB"),
         ],
         budget=Budget(copy_idle=2_000, smem_bytes=25_000),
         claims=[
@@ -162,6 +169,7 @@ def puzzle_8(nb: Any) -> Question:
         variants=[
             case(normal((64, 256), scale=4.0, shift=1.0), about="rows of 256"),
             case(normal((192, 64), scale=1e-3), about="small numbers: 1e-6 matters"),
+            case(normal((64, 192)), about="rows of 192"),
         ],
         budget=Budget(gmem_bytes=131_072, thread_bytes=0, copy_idle=4_500),
         tol=1e-5,
@@ -176,6 +184,7 @@ def puzzle_9(nb: Any) -> Question:
             case(normal((136, 128), shift=-200.0), about="all numbers are negative"),
             case(normal((128, 128), scale=30.0), budget=Budget(copy_idle=3_600), about="no row is missing"),
             case(normal((72, 256), shift=100.0), about="8 rows in the last tile"),
+            case(normal((72, 384)), about="three strips"),
         ],
         budget=Budget(gmem_bytes=208_896, ctas=8, copy_idle=14_000),
     )
@@ -191,6 +200,7 @@ def puzzle_10(nb: Any) -> Question:
         variants=[
             case(normal((4, 4096), scale=4.0), about="float32, rows of 4096"),
             case(normal((3, 2048), "bfloat16", shift=300.0), about="numbers around 300"),
+            case(normal((3, 384), "float16"), about="float16, rows of 384"),
         ],
         budget=Budget(gmem_bytes=32_768, ctas=8),
         forbid=["softmax", "log_softmax"],

@@ -28,6 +28,7 @@ def puzzle_1(nb: Any) -> Question:
         variants=[
             case(normal((64, 64), BF16), normal((64, 576), BF16), bn=192, about="three tiles of 64 x 192 side by side"),
             case(normal((128, 192), BF16), normal((192, 512), BF16), bn=256, about="tiles of 64 x 256"),
+            case(normal((64, 64), "float16"), normal((64, 192), "float16"), bn=192, about="float16"),
         ],
         budget=Budget(gmem_bytes=491_520, ctas=6),
     )
@@ -43,6 +44,9 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((64, 48), BF16), normal((48, 128), BF16), about="rows of 96 bytes"),
             case(normal((64, 128), BF16), normal((128, 128), BF16), about="rows of 256 bytes"),
             case(normal((64, 96), BF16), normal((96, 128), BF16), about="rows of 192 bytes"),
+            case(
+                normal((192, 64), "float16"), normal((64, 576), "float16"), bn=192, about="float16, tiles of 64 x 192"
+            ),
         ],
         budget=Budget(bank_conflicts=0),
         claims=[
@@ -77,6 +81,13 @@ def puzzle_3(nb: Any) -> Question:
         variants=[
             case(normal((64, 640), BF16), normal((640, 128), BF16), slots=3, budget=Budget(waited=20_000, copies=20)),
             case(normal((64, 64), BF16), normal((64, 128), BF16), bn=64, slots=4, about="a single step"),
+            case(
+                normal((192, 320), "float16"),
+                normal((320, 384), "float16"),
+                bn=192,
+                slots=3,
+                about="float16, tiles of 64 x 192",
+            ),
         ],
         budget=Budget(waited=125_000, copies=96),
     )
@@ -90,6 +101,12 @@ def puzzle_4(nb: Any) -> Question:
         variants=[
             case(normal((128, 64), BF16), normal((64, 256), BF16), about="a single tile"),
             case(normal((512, 64), BF16), normal((64, 256), BF16), bm=256, bn=128, about="tiles of 256 x 128"),
+            case(
+                normal((384, 192), "float16"),
+                normal((192, 192), "float16"),
+                bn=192,
+                about="float16, tiles of 128 x 192",
+            ),
         ],
         budget=Budget(gmem_bytes=1_376_256, ctas=6, copies=12),
         claims=[
@@ -121,6 +138,13 @@ def puzzle_5(nb: Any) -> Question:
         variants=[
             case(normal((256, 448), BF16), normal((448, 128), BF16), bn=128, slots=3, about="three slots"),
             case(normal((128, 64), BF16), normal((64, 256), BF16), about="a single step"),
+            case(
+                normal((384, 320), "float16"),
+                normal((320, 384), "float16"),
+                bn=192,
+                slots=3,
+                about="float16, tiles of 128 x 192",
+            ),
         ],
         budget=Budget(copies=40, copy_idle=4_000),
     )
@@ -134,6 +158,13 @@ def puzzle_6(nb: Any) -> Question:
         variants=[
             case(normal((128, 256), BF16), normal((256, 512), BF16), bn=128, slots=3, about="three slots"),
             case(normal((384, 192), BF16), normal((192, 256), BF16), about="more rows than columns"),
+            case(
+                normal((384, 320), "float16"),
+                normal((320, 384), "float16"),
+                bn=192,
+                slots=3,
+                about="float16, tiles of 128 x 192",
+            ),
         ],
         budget=Budget(copies=120, tensor_idle=260_000),
     )
@@ -154,6 +185,13 @@ def puzzle_7(nb: Any) -> Question:
                 bn=64,
                 slots=3,
                 about="float16",
+            ),
+            case(
+                normal((384, 192), "float16"),
+                normal((192, 384), "float16", scale=0.1),
+                normal((384,)),
+                bn=192,
+                about="float16, tiles of 128 x 192",
             ),
         ],
         budget=Budget(gmem_bytes=1_253_376, thread_bytes=8_192, waited=280_000),
@@ -176,6 +214,15 @@ def puzzle_8(nb: Any) -> Question:
                 budget=Budget(copy_idle=15_000),
             ),
             case(normal((512, 64), BF16), normal((64, 512), BF16), bm=256, bn=64, width=4, about="a single step"),
+            case(
+                normal((384, 192), "float16"),
+                normal((192, 1152), "float16"),
+                bn=128,
+                slots=3,
+                width=3,
+                ctas=5,
+                about="float16, strips of three tiles",
+            ),
         ],
         budget=Budget(copies=80, ctas=2, copy_idle=5_000),
         claims=[SharedTiles(nb.tile_order, [(64, 8), (8, 16), (3, 32)])],
@@ -235,6 +282,15 @@ def puzzle_9(nb: Any) -> Question:
                 normal((512,)),
                 along=None,
                 about="no pairs; bias and GELU",
+            ),
+            case(
+                normal((768, 192), "float16"),
+                normal((192, 1152), "float16", scale=0.1),
+                normal((1152,)),
+                bn=128,
+                width=3,
+                ctas=6,
+                about="float16, strips of three pairs, bias and GELU",
             ),
         ],
         budget=Budget(copies=80, gmem_bytes=1_835_008),
@@ -300,6 +356,16 @@ def puzzle_10(nb: Any) -> Question:
                 ctas=3,
                 about="64 rows of a tile that are nobody's, behind a whole tile",
             ),
+            case(
+                normal((192, 192), "float16"),
+                normal((3, 192, 384), "float16"),
+                np.array([50, 42, 100], np.int32),
+                bn=128,
+                slots=3,
+                width=3,
+                ctas=3,
+                about="float16, three tiles to a row",
+            ),
         ],
         budget=Budget(gmem_bytes=1_362_016, thread_bytes=96, stores=112),
     )
@@ -323,6 +389,7 @@ def puzzle_11(nb: Any) -> Question:
         normal((192, 512), BF16),
         variants=[
             case(normal((384, 128), BF16), normal((128, 256), BF16), about="no pairs one below the other"),
+            case(normal((384, 192), "float16"), normal((192, 768), "float16"), about="float16"),
         ],
         budget=Budget(gmem_bytes=1_703_936, smem_bytes=229_472),
         claims=[
