@@ -300,6 +300,9 @@ def puzzle_9(nb: Any) -> Question:
             ),
             case(*decoding(2, 4, 2, 512, [450, 30], scale=60.0), parts=3, slots=3, about="scores of up to 300"),
             case(*shifted(decoding(1, 4, 1, 256, [200]), 4.0), about="scores of about -180"),
+            case(
+                *decoding(2, 6, 2, 384, [300, 10]), bkv=192, parts=2, about="groups of three heads, 192 keys in a block"
+            ),
         ],
         budget=Budget(gmem_bytes=1_060_000, cta_bytes=136_000, copies=72),
     )
@@ -312,6 +315,12 @@ def puzzle_9b(nb: Any) -> Question:
         variants=[
             case(*in_pages(2, 4, 1, 64, 5, [320, 17]), slots=3, parts=1, about="pages of a whole block, three slots"),
             case(*in_pages(2, 4, 4, 16, 24, [380, 1]), bkv=128, parts=3, about="eight pages in a block"),
+            case(
+                *in_pages(2, 6, 2, 32, 12, [300, 10]),
+                bkv=192,
+                parts=2,
+                about="groups of three heads, 192 keys in a block",
+            ),
         ],
         budget=Budget(gmem_bytes=665_000, copies=84),
     )
@@ -345,6 +354,7 @@ def puzzle_10(nb: Any) -> Question:
                 about="no mask, float16, scores of up to 20",
             ),
             case(*shifted(qkv_do(1, 128, 192), 4.0), about="scores of about -180"),
+            case(*qkv_do(3, 128, 192), about="three heads"),
         ],
         allow=OF_THE_WRAPPER,
     )
@@ -357,6 +367,7 @@ def puzzle_10b(nb: Any) -> Question:
         variants=[
             case(*qkv_do(2, 200, 240), slots=3, about="200 queries, 240 keys, three slots"),
             case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
+            case(*qkv_do(3, 128, 192), about="three heads"),
         ],
         allow=OF_THE_WRAPPER,
         budget=Budget(gmem_bytes=1_600_000, flops=148_000_000),
@@ -370,6 +381,7 @@ def puzzle_10c(nb: Any) -> Question:
         variants=[
             case(*qkv_do(2, 200, 240), about="200 queries, 240 keys: the second tile begins with block 1"),
             case(*qkv_do(1, 192, 256, dtype="float16"), causal=False, about="no mask, float16"),
+            case(*qkv_do(3, 128, 192), about="three heads"),
         ],
         allow=OF_THE_WRAPPER,
         budget=Budget(tensor_idle=31_300),
@@ -396,6 +408,7 @@ def puzzle_11(nb: Any) -> Question:
             case(*qkv(1, 128, 1144), about="1,144 keys"),
             case(*qkv(1, 200, 200, D=64), about="200 queries and keys"),
             case(*qkv(1, 320, 704), causal=True, about="causal"),
+            case(*qkv(3, 192, 320, dtype="float16"), about="three heads, float16"),
         ],
         budget=Budget(smem_bytes=163_920),
         l2=True,

@@ -152,7 +152,10 @@ def puzzle_5(nb: Any) -> Question:
     return question(
         nb.attention_spec,
         *[normal((2, 1024, 64), "bfloat16") for _ in range(3)],
-        variants=[case(*[normal((1, 768, 32), "bfloat16") for _ in range(3)], chip=quick)],
+        variants=[
+            case(*[normal((1, 768, 32), "bfloat16") for _ in range(3)], chip=quick),
+            case(*[normal((3, 768, 48), "bfloat16") for _ in range(3)], chip=narrow, about="three heads of 48"),
+        ],
         budget=Budget(hbm_bytes=2_621_440, vmem_bytes=460_800, grid_steps=16),
         claims=[Claim(nb.flash_time, times, time), Claim(nb.score_cost, figures, cost)],
         forbid=SOFTMAX,

@@ -34,7 +34,12 @@ def puzzle_1(nb: Any) -> Question:
             case(normal((200, 384), "bfloat16"), normal((384, 128), "bfloat16"), about="200 rows in blocks of 64"),
             case(normal((64, 128), "bfloat16"), normal((128, 128), "bfloat16"), about="a single block"),
             case(normal((48, 200), "bfloat16"), normal((200, 320), "bfloat16"), bm=16, about="no size divides by 128"),
-            case(normal((96, 256), "bfloat16"), normal((256, 384), "bfloat16"), bm=48, about="blocks of 48 rows"),
+            case(
+                normal((96, 201), "bfloat16"),
+                normal((201, 384), "bfloat16"),
+                bm=48,
+                about="blocks of 48 rows, 201 columns",
+            ),
         ],
         budget=Budget(hbm_bytes=770_048, vmem_bytes=622_592, mxu_bits=16),
     )
@@ -76,12 +81,20 @@ def puzzle_2(nb: Any) -> Question:
                 bm=96,
                 bn=384,
                 bk=384,
+                vmem_limit_bytes=8 << 20,
                 about="blocks of 96, 384 and 384",
             ),
         ],
         budget=Budget(hbm_bytes=6_094_848, vmem_bytes=262_144, serial_steps=5, calls=1),
         tol=8e-3,  # about one unit in the last place of a bfloat16
     )
+
+
+def overflowing(shape: tuple[int, int]) -> np.ndarray:
+    """bfloat16: 1e30 at the first place, 0 elsewhere."""
+    x = np.zeros(shape, jnp.bfloat16)
+    x[0, 0] = 1e30
+    return x
 
 
 def puzzle_3(nb: Any) -> Question:
@@ -99,7 +112,11 @@ def puzzle_3(nb: Any) -> Question:
                 bm=96,
                 bn=384,
                 bk=384,
+                budget=Budget(branches=0),
                 about="blocks of 96, 384 and 384",
+            ),
+            case(
+                overflowing((64, 512)), overflowing((512, 128)), about="a sum that is infinite from the first step on"
             ),
         ],
         budget=Budget(hbm_bytes=4_571_136, vmem_bytes=262_144, calls=1, mxu_bits=16, branches=0),
@@ -320,6 +337,7 @@ def puzzle_7b(nb: Any) -> Question:
             case(
                 lower(768), normal((768, 768), "bfloat16"), bm=192, bn=384, bk=384, about="blocks of 192, 384 and 384"
             ),
+            case(lower(384), normal((384, 128), "bfloat16"), bm=192, about="blocks of 192 rows, tiles of 128 columns"),
         ],
         budget=Budget(
             hbm_bytes=3_440_640,
@@ -333,6 +351,11 @@ def puzzle_7b(nb: Any) -> Question:
         forbid={"switch": "{name} needs a branch for each length, written out. Use a loop, which has one body."},
         tol=8e-3,
     )
+
+
+def silent(K: int, N: int) -> np.ndarray:
+    """bfloat16: -1 in the first half of the columns, 1 in the second."""
+    return np.where(np.arange(N) < N // 2, -1, np.ones((K, N))).astype(jnp.bfloat16)
 
 
 def puzzle_8(nb: Any) -> Question:
@@ -363,6 +386,13 @@ def puzzle_8(nb: Any) -> Question:
                 bm=48,
                 bn=384,
                 about="blocks of 48 and 384",
+            ),
+            case(
+                normal((192, 128), "bfloat16", shift=1.0, scale=0.1),
+                silent(128, 256),
+                normal((192, 1)),
+                bm=24,
+                about="more blocks of rows than of columns, and nothing fires in the first",
             ),
         ],
         budget=Budget(hbm_bytes=7_198_976, vmem_bytes=426_240, calls=3, mxu_bits=16),
@@ -512,7 +542,7 @@ def puzzle_11(nb: Any) -> Question:
             case(*nb.sparse_case(3, [[1], [], [0, 2]], bm=48, bk=128, N=320), most=2, bn=256, budget=Budget(calls=1)),
             case(*nb.sparse_case(1, [[0]], bm=32, bk=128, N=128), most=1, about="a single block"),
             case(
-                *nb.sparse_case(3, [[1], [0, 2], []], bm=48, bk=384, N=768),
+                *nb.sparse_case(3, [[], [], [0, 2]], bm=48, bk=384, N=768),
                 most=2,
                 bn=384,
                 about="blocks of 48, 384 and 384",

@@ -87,6 +87,7 @@ GROUPINGS = [  # 1024 rows, where nothing else is said
     case(sizes(336, 336, 352), bm=112, about="tiles of 112 rows"),
     case(sizes(*[8] * 160), num_rows=1280, about="160 groups"),
     case(sizes(0, 0, 0, 0), about="all groups are empty"),
+    case(sizes(*[0] * 199, 1024), about="199 empty groups before the first row"),
     case(groups(40, 999), num_rows=1000, bm=64, about="40 groups, and the last tile is not whole"),
 ]
 
@@ -133,6 +134,11 @@ def puzzle_2c(nb: Any) -> Question:
 
 
 def puzzle_3(nb: Any) -> Question:
+    def own_spec(v: Any, offsets: Any, group_ids: Any, tile_ids: Any) -> Any:
+        rows, g = tile_ids[v] * 64 + jnp.arange(64)[:, None], group_ids[v]
+        return (offsets[g] <= rows) & (rows < offsets[g + 1])
+
+    visits = np.int32(1), sizes(0, 100, 128, 256), sizes(0, 0, 1, 2, 2), sizes(0, 1, 1, 2, 3)
     return question(
         nb.expert_bias_spec,
         normal((256, 384), scale=100.0),
@@ -180,6 +186,9 @@ def puzzle_3(nb: Any) -> Question:
         budget=Budget(hbm_bytes=791_040, vmem_bytes=132_096, calls=1),
         allow=["int32", "bool"],
         explain=explain_bias,
+        claims=[  # Puzzle 7b sums over them
+            helper_claim(nb.own_rows, own_spec, *visits, call=lambda *visit: nb.own_rows(*visit, 64))
+        ],
     )
 
 
@@ -325,7 +334,12 @@ def puzzle_5(nb: Any) -> Question:
                 product,
                 functools.partial(equal_plans, nb),
                 any_experts,
-                [(3, 256, 512, 384, 800_000), (2, 512, 512, 256, 700_000), (3, 128, 512, 256, 458_752)],
+                [
+                    (3, 256, 512, 384, 800_000),
+                    (2, 512, 512, 256, 700_000),
+                    (3, 128, 512, 256, 458_752),
+                    (2, 1024, 4096, 128, 1_700_000),
+                ],
             ),
         ],
     )
@@ -446,10 +460,18 @@ def puzzle_8a(nb: Any) -> Question:
             case(normal((33, 6), scale=60.0), k=3, about="scores so large that exp overflows"),
             case(normal((16, 4)), k=4),
             case(np.tile(np.array([[3, -1, 2, 0, 9]], np.float32), (24, 1)), k=2, about="two experts get all tokens"),
+            case(np.tile(np.array([[0, -20_000, -30_000]], np.float32), (8, 1)), k=2, about="scores of -20,000"),
         ],
         kernel=False,
         explain=explain_gate,
     )
+
+
+def one_infinite(rows: int, columns: int) -> np.ndarray:
+    """float32: numbers near 1, and a first row that is infinite."""
+    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    x[0] = np.inf
+    return x
 
 
 def puzzle_8b(nb: Any) -> Question:
@@ -472,7 +494,12 @@ def puzzle_8b(nb: Any) -> Question:
             case(  # a table of slots against tokens would have 18,432 elements
                 normal((96, 4)), integers((96, 2), 0, 5), uniform((96, 2)), budget=Budget(elements=1024)
             ),
-            case(normal((10, 96)), integers((10, 3), 0, 5), uniform((10, 3)), about="rows of 96 columns"),
+            case(
+                one_infinite(10, 96),
+                integers((10, 3), 0, 5),
+                uniform((10, 3)),
+                about="rows of 96 columns, the first of them infinite",
+            ),
         ],
         kernel=False,
         forbid={
@@ -562,6 +589,7 @@ def puzzle_9(nb: Any) -> Question:
             layer(40, 256, 128, 3, bk=256),
             layer(160, 128, 256, 2, bn=256, about="many tokens, two experts"),
             layer(8, 128, 256, 8, bn=256, about="8 tokens, 8 experts"),
+            layer(40, 384, 384, 3, bn=384, bk=384, about="blocks of 384"),
         ],
         budget=moe_budget(48, 128, 256, 5, mxu_bits=16, outside_flops=184_320),
         allow=MOE_OUTSIDE,
