@@ -300,9 +300,7 @@ def puzzle_9(nb: Any) -> Question:
             ),
             case(*decoding(2, 4, 2, 512, [450, 30], scale=60.0), parts=3, slots=3, about="scores of up to 300"),
             case(*shifted(decoding(1, 4, 1, 256, [200]), 4.0), about="scores of about -180"),
-            case(
-                *decoding(2, 6, 2, 384, [300, 10]), bkv=192, parts=2, about="groups of three heads, 192 keys in a block"
-            ),
+            case(*decoding(2, 8, 2, 384, [300, 10]), bkv=192, parts=2, about="192 keys in a block"),
         ],
         budget=Budget(gmem_bytes=1_060_000, cta_bytes=136_000, copies=72),
     )
@@ -316,10 +314,10 @@ def puzzle_9b(nb: Any) -> Question:
             case(*in_pages(2, 4, 1, 64, 5, [320, 17]), slots=3, parts=1, about="pages of a whole block, three slots"),
             case(*in_pages(2, 4, 4, 16, 24, [380, 1]), bkv=128, parts=3, about="eight pages in a block"),
             case(
-                *in_pages(2, 6, 2, 32, 12, [300, 10]),
+                *in_pages(2, 8, 2, 32, 12, [300, 10]),
                 bkv=192,
                 parts=2,
-                about="groups of three heads, 192 keys in a block",
+                about="192 keys in a block",
             ),
         ],
         budget=Budget(gmem_bytes=665_000, copies=84),

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl  # Pallas
 from jax.experimental.pallas import tpu as pltpu  # what only TPUs have
-from jaxtyping import Array, BFloat16, Float  # Float[Array, "M N"]: an array of floats with M rows and N columns
+from jaxtyping import Array, BFloat16, Float, Float32  # Float32[Array, "M N"]: float32, M rows and N columns
 
 from pallas_puzzles import check, hint, normal, progress, setup, show, tpu_report, unwritten
 
@@ -150,7 +150,7 @@ check("basics/1", add_ten)
 
 
 # %%
-def vector_add_spec(x: Float[Array, "N"], y: Float[Array, "N"]) -> Float[Array, "N"]:
+def vector_add_spec(x: Float32[Array, "N"], y: Float32[Array, "N"]) -> Float32[Array, "N"]:
     return x + y
 
 
@@ -165,7 +165,7 @@ def vector_add_grid(n, b):
     pass  # YOUR CODE HERE
 
 
-def vector_add(x: Float[Array, "N"], y: Float[Array, "N"], *, b: int = 256) -> Float[Array, "N"]:
+def vector_add(x: Float32[Array, "N"], y: Float32[Array, "N"], *, b: int = 256) -> Float32[Array, "N"]:
     # b: 128, 256, 512, any multiple of 1024, or the whole array (Puzzle 4 is about sizes)
     block = pl.BlockSpec((b,), lambda i: (i,))
     return pl.pallas_call(
@@ -255,7 +255,7 @@ show(vector_add, normal((1280,)), normal((1280,)))
 
 
 # %%
-def reverse_pages_spec(x: Float[Array, "N"]) -> Float[Array, "N"]:
+def reverse_pages_spec(x: Float32[Array, "N"]) -> Float32[Array, "N"]:
     return x.reshape(-1, 256)[::-1].reshape(-1)
 
 
@@ -269,7 +269,7 @@ def reverse_map(i, num_pages):
     pass  # YOUR CODE HERE
 
 
-def reverse_pages(x: Float[Array, "N"]) -> Float[Array, "N"]:
+def reverse_pages(x: Float32[Array, "N"]) -> Float32[Array, "N"]:
     num_pages = x.shape[0] // 256
     return pl.pallas_call(
         copy_kernel,
@@ -349,7 +349,7 @@ check("basics/3", reverse_pages)
 
 
 # %%
-def transpose_spec(x: Float[Array, "M N"]) -> Float[Array, "N M"]:
+def transpose_spec(x: Float32[Array, "M N"]) -> Float32[Array, "N M"]:
     return x.T
 
 
@@ -363,7 +363,7 @@ def transpose_out_map(i, j):
     pass  # YOUR CODE HERE
 
 
-def transpose(x: Float[Array, "M N"], *, bm: int = 128, bn: int = 256) -> Float[Array, "N M"]:
+def transpose(x: Float32[Array, "M N"], *, bm: int = 128, bn: int = 256) -> Float32[Array, "N M"]:
     M, N = x.shape
     return pl.pallas_call(
         transpose_kernel,
@@ -453,8 +453,8 @@ check("basics/4", transpose)
 
 # %%
 def scale_shift_spec(
-    x: Float[Array, "M N"], scale: Float[Array, "M 1"], shift: Float[Array, "1 N"]
-) -> Float[Array, "M N"]:
+    x: Float32[Array, "M N"], scale: Float32[Array, "M 1"], shift: Float32[Array, "1 N"]
+) -> Float32[Array, "M N"]:
     return x * scale + shift
 
 
@@ -474,8 +474,8 @@ def shift_map(i, j):
 
 
 def scale_shift(
-    x: Float[Array, "M N"], scale: Float[Array, "M 1"], shift: Float[Array, "1 N"], *, bm: int = 8, bn: int = 256
-) -> Float[Array, "M N"]:
+    x: Float32[Array, "M N"], scale: Float32[Array, "M 1"], shift: Float32[Array, "1 N"], *, bm: int = 8, bn: int = 256
+) -> Float32[Array, "M N"]:
     M, N = x.shape
     tile = pl.BlockSpec((bm, bn), lambda i, j: (i, j))
     return pl.pallas_call(
@@ -579,7 +579,7 @@ show(scale_shift, normal((32, 768)), normal((32, 1)), normal((1, 768)))
 
 
 # %%
-def gated_spec(x: Float[Array, "M N"], g: Float[Array, "M N"]) -> BFloat16[Array, "M N"]:
+def gated_spec(x: Float32[Array, "M N"], g: Float32[Array, "M N"]) -> BFloat16[Array, "M N"]:
     return (x * jax.nn.sigmoid(g)).astype(jnp.bfloat16)
 
 
@@ -588,7 +588,7 @@ def gated_kernel(x_ref, g_ref, o_ref):
     pass  # YOUR CODE HERE
 
 
-def gated(x: Float[Array, "M N"], g: Float[Array, "M N"], *, vmem_bytes: int = 262_144) -> BFloat16[Array, "M N"]:
+def gated(x: Float32[Array, "M N"], g: Float32[Array, "M N"], *, vmem_bytes: int = 262_144) -> BFloat16[Array, "M N"]:
     # vmem_bytes: the VMEM you may fill. (It is much less than 16 MiB, so that small arrays are enough here.)
     # x and g go in as they are, in float32. The result comes out in bfloat16.
     # 1. Blocks are (bm, N). Find bm: the largest multiple of 8 that divides M and keeps all buffers within vmem_bytes.
@@ -693,7 +693,7 @@ check("basics/6", gated)
 
 
 # %%
-def distance_bias_spec(x: Float[Array, "Q K"]) -> Float[Array, "Q K"]:
+def distance_bias_spec(x: Float32[Array, "Q K"]) -> Float32[Array, "Q K"]:
     Q, K = x.shape
     return x + 0.125 * (jnp.arange(K)[None, :] - jnp.arange(Q)[:, None])
 
@@ -703,7 +703,7 @@ def distance_bias_kernel(x_ref, o_ref):
     pass  # YOUR CODE HERE
 
 
-def distance_bias(x: Float[Array, "Q K"], *, bq: int = 32, bk: int = 128) -> Float[Array, "Q K"]:
+def distance_bias(x: Float32[Array, "Q K"], *, bq: int = 32, bk: int = 128) -> Float32[Array, "Q K"]:
     Q, K = x.shape
     tile = pl.BlockSpec((bq, bk), lambda i, j: (i, j))
     return pl.pallas_call(
@@ -794,7 +794,7 @@ check("basics/7", distance_bias)
 
 
 # %%
-def centre_chunks_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def centre_chunks_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     chunks = [x[start : start + 16] for start in range(0, x.shape[0], 16)]  # the last one may be shorter
     return jnp.concatenate([chunk - chunk.mean(axis=0) for chunk in chunks])
 
@@ -804,7 +804,7 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
     pass  # YOUR CODE HERE
 
 
-def centre_chunks(x: Float[Array, "M N"], *, bn: int = 128) -> Float[Array, "M N"]:
+def centre_chunks(x: Float32[Array, "M N"], *, bn: int = 128) -> Float32[Array, "M N"]:
     M, N = x.shape
     block = pl.BlockSpec((16, bn), lambda i, j: (i, j))
     return pl.pallas_call(
@@ -894,7 +894,7 @@ check("basics/8", centre_chunks)
 
 
 # %%
-def row_sum_spec(x: Float[Array, "M N"]) -> Float[Array, "M 1"]:
+def row_sum_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M 1"]:
     return x.sum(axis=1, keepdims=True)
 
 
@@ -909,7 +909,7 @@ def row_sum_out_map(i, j):
     pass  # YOUR CODE HERE
 
 
-def row_sum(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float[Array, "M 1"]:
+def row_sum(x: Float32[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float32[Array, "M 1"]:
     M, N = x.shape
     return pl.pallas_call(
         row_sum_kernel,

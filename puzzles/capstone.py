@@ -31,7 +31,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from pallas_puzzles import Curve, check, fast_execution, hint, own_kernels, progress, setup, unwritten
 
@@ -93,11 +93,13 @@ print(own)
 
 
 # %%
-def linear_spec(x: Float[Array, "M K"], w: Float[Array, "K N"]) -> Float[Array, "M N"]:
+def linear_spec(x: Float32[Array, "M K"], w: Float32[Array, "K N"]) -> Float32[Array, "M N"]:
     return jnp.dot(x, w, precision="highest")
 
 
-def norm_spec(x: Float[Array, "M D"], gamma: Float[Array, "1 D"], beta: Float[Array, "1 D"]) -> Float[Array, "M D"]:
+def norm_spec(
+    x: Float32[Array, "M D"], gamma: Float32[Array, "1 D"], beta: Float32[Array, "1 D"]
+) -> Float32[Array, "M D"]:
     centred = x - x.mean(axis=1, keepdims=True)
     return centred / jnp.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5) * gamma + beta
 
@@ -127,11 +129,11 @@ def norm(x, gamma, beta, *, most=512):
 
 # %%
 def parts_and_grads(
-    x: Float[Array, "M K"],
-    gamma: Float[Array, "1 K"],
-    beta: Float[Array, "1 K"],
-    w: Float[Array, "K N"],
-    g: Float[Array, "M N"],
+    x: Float32[Array, "M K"],
+    gamma: Float32[Array, "1 K"],
+    beta: Float32[Array, "1 K"],
+    w: Float32[Array, "K N"],
+    g: Float32[Array, "M N"],
     *,
     most: int = 256,
 ) -> tuple[Array, Array, Array, Array, Array]:
@@ -229,8 +231,8 @@ check("capstone/1", parts_and_grads)
 
 # %%
 def loss_spec(
-    logits: Float[Array, "M V"], labels: Int[Array, "M 1"], weights: Float[Array, "M 1"]
-) -> Float[Array, "M 1"]:
+    logits: Float32[Array, "M V"], labels: Int[Array, "M 1"], weights: Float32[Array, "M 1"]
+) -> Float32[Array, "M 1"]:
     return -weights * jnp.take_along_axis(jax.nn.log_softmax(logits, axis=1), labels, axis=1)
 
 
@@ -279,13 +281,13 @@ row_losses.defvjp(loss_fwd, loss_bwd)
 
 
 def losses_and_grads(
-    logits: Float[Array, "M V"],
+    logits: Float32[Array, "M V"],
     labels: Int[Array, "M 1"],
-    weights: Float[Array, "M 1"],
-    g: Float[Array, "M 1"],
+    weights: Float32[Array, "M 1"],
+    g: Float32[Array, "M 1"],
     *,
     bm: int = 16,
-) -> tuple[Float[Array, "M 1"], Float[Array, "M V"]]:
+) -> tuple[Float32[Array, "M 1"], Float32[Array, "M V"]]:
     losses, vjp = jax.vjp(lambda logits: row_losses(logits, labels, weights, bm), logits)
     return losses, *vjp(g)
 
@@ -512,14 +514,14 @@ check("capstone/3", attention)
 
 # %%
 class Block(NamedTuple):
-    gamma1: Float[Array, "1 C"]
-    beta1: Float[Array, "1 C"]
-    wqkv: Float[Array, "C (H+2*Hkv)*d"]
-    wo: Float[Array, "H*d C"]
-    gamma2: Float[Array, "1 C"]
-    beta2: Float[Array, "1 C"]
-    up: Float[Array, "C F"]
-    down: Float[Array, "F C"]
+    gamma1: Float32[Array, "1 C"]
+    beta1: Float32[Array, "1 C"]
+    wqkv: Float32[Array, "C (H+2*Hkv)*d"]
+    wo: Float32[Array, "H*d C"]
+    gamma2: Float32[Array, "1 C"]
+    beta2: Float32[Array, "1 C"]
+    up: Float32[Array, "C F"]
+    down: Float32[Array, "F C"]
 
 
 def block_spec(x, *weights, B=2, H=4, Hkv=2):
@@ -544,8 +546,20 @@ def block(x, w, attend, feed):
 
 # %%
 def block_of(
-    x: Float[Array, "B*T C"], gamma1, beta1, wqkv, wo, gamma2, beta2, up, down, *, B: int = 2, H: int = 4, Hkv: int = 2
-) -> Float[Array, "B*T C"]:
+    x: Float32[Array, "B*T C"],
+    gamma1,
+    beta1,
+    wqkv,
+    wo,
+    gamma2,
+    beta2,
+    up,
+    down,
+    *,
+    B: int = 2,
+    H: int = 4,
+    Hkv: int = 2,
+) -> Float32[Array, "B*T C"]:
     w = Block(gamma1, beta1, wqkv, wo, gamma2, beta2, up, down)
     return block(x, w, lambda h: (attention(h, wqkv, wo, B=B, H=H, Hkv=Hkv), None), lambda h: (mlp(h, w), None))[0]
 
@@ -649,15 +663,15 @@ def adam_aliases():
 
 
 def adam(
-    p: Float[Array, "R N"],
-    m: Float[Array, "R N"],
-    v: Float[Array, "R N"],
-    g: Float[Array, "R N"],
+    p: Float32[Array, "R N"],
+    m: Float32[Array, "R N"],
+    v: Float32[Array, "R N"],
+    g: Float32[Array, "R N"],
     t: Int[Array, ""],
     *,
     lr: float = 1e-3,
     bm: int = 256,
-) -> tuple[Float[Array, "R N"], Float[Array, "R N"], Float[Array, "R N"]]:
+) -> tuple[Float32[Array, "R N"], Float32[Array, "R N"], Float32[Array, "R N"]]:
     t = t.astype(jnp.float32)
     scale = jnp.stack([1 - 0.9**t, 1 - 0.99**t])
     rows = pl.BlockSpec((bm, p.shape[1]), lambda i, scale_ref: (i, 0))
@@ -762,15 +776,15 @@ check("capstone/5", adam)
 
 # %%
 class MoEBlock(NamedTuple):
-    gamma1: Float[Array, "1 C"]
-    beta1: Float[Array, "1 C"]
-    wqkv: Float[Array, "C (H+2*Hkv)*d"]
-    wo: Float[Array, "H*d C"]
-    gamma2: Float[Array, "1 C"]
-    beta2: Float[Array, "1 C"]
-    router: Float[Array, "C E"]
-    w1: Float[Array, "E C F"]
-    w2: Float[Array, "E F C"]
+    gamma1: Float32[Array, "1 C"]
+    beta1: Float32[Array, "1 C"]
+    wqkv: Float32[Array, "C (H+2*Hkv)*d"]
+    wo: Float32[Array, "H*d C"]
+    gamma2: Float32[Array, "1 C"]
+    beta2: Float32[Array, "1 C"]
+    router: Float32[Array, "C E"]
+    w1: Float32[Array, "E C F"]
+    w2: Float32[Array, "E F C"]
 
 
 def experts_spec(x, router, w1, w2, *, k=2):
@@ -817,15 +831,15 @@ def moe_block(x, w, *, B, H, Hkv, k=2):
 
 
 def moe_block_of(
-    x: Float[Array, "B*T C"], gamma1, beta1, wqkv, wo, gamma2, beta2, router, w1, w2, *, B=2, H=4, Hkv=2, k=2
-) -> tuple[Float[Array, "B*T C"], Float[Array, ""]]:
+    x: Float32[Array, "B*T C"], gamma1, beta1, wqkv, wo, gamma2, beta2, router, w1, w2, *, B=2, H=4, Hkv=2, k=2
+) -> tuple[Float32[Array, "B*T C"], Float32[Array, ""]]:
     w = MoEBlock(gamma1, beta1, wqkv, wo, gamma2, beta2, router, w1, w2)
     return moe_block(x, w, B=B, H=H, Hkv=Hkv, k=k)
 
 
 def moe_block_and_grad(
-    x: Float[Array, "B*T C"], gamma1, beta1, wqkv, wo, gamma2, beta2, router, w1, w2, *, B=2, H=4, Hkv=2, k=2
-) -> tuple[Float[Array, "B*T C"], Float[Array, ""], Float[Array, "C E"]]:
+    x: Float32[Array, "B*T C"], gamma1, beta1, wqkv, wo, gamma2, beta2, router, w1, w2, *, B=2, H=4, Hkv=2, k=2
+) -> tuple[Float32[Array, "B*T C"], Float32[Array, ""], Float32[Array, "C E"]]:
     """The block's two results, y and balance, and the gradient of the balance of the tokens y for the router."""
     y, balance = moe_block_of(x, gamma1, beta1, wqkv, wo, gamma2, beta2, router, w1, w2, B=B, H=H, Hkv=Hkv, k=k)
     return y, balance, jax.grad(balance_loss, argnums=1)(y, router, k=k)
@@ -971,14 +985,14 @@ def decode_attention(x, wqkv, wo, k_pages, v_pages, table, lengths):
 
 
 def decode(
-    x: Float[Array, "B C"],
-    wqkv: Float[Array, "C (H+2*Hkv)*d"],
-    wo: Float[Array, "H*d C"],
-    k_pages: Float[Array, "Hkv num_pages page d"],
-    v_pages: Float[Array, "Hkv num_pages page d"],
+    x: Float32[Array, "B C"],
+    wqkv: Float32[Array, "C (H+2*Hkv)*d"],
+    wo: Float32[Array, "H*d C"],
+    k_pages: Float32[Array, "Hkv num_pages page d"],
+    v_pages: Float32[Array, "Hkv num_pages page d"],
     table: Int[Array, "B max_pages"],
     lengths: Int[Array, "B"],
-) -> Float[Array, "B C"]:
+) -> Float32[Array, "B C"]:
     return decode_attention(x, wqkv, wo, k_pages, v_pages, table, lengths)[0]
 
 

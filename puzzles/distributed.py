@@ -33,7 +33,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from pallas_puzzles import check, hint, integers, normal, own_kernels, progress, setup, show, unwritten
 from pallas_puzzles.lens import devices as machine
@@ -209,18 +209,18 @@ if len(jax.devices()) >= 8:
 
 
 # %%
-def mlp_spec(x: Float[Array, "B D"], w1: Float[Array, "D F"], w2: Float[Array, "F D"]) -> Float[Array, "B D"]:
+def mlp_spec(x: Float32[Array, "B D"], w1: Float32[Array, "D F"], w2: Float32[Array, "F D"]) -> Float32[Array, "B D"]:
     return jax.nn.relu(x @ w1) @ w2
 
 
-def mlp_local(x: Float[Array, "B D"], w1: Float[Array, "D f"], w2: Float[Array, "f D"]) -> Float[Array, "B D"]:
+def mlp_local(x: Float32[Array, "B D"], w1: Float32[Array, "D f"], w2: Float32[Array, "f D"]) -> Float32[Array, "B D"]:
     # This device's parts: all of x, f = F / devices columns of w1, and the same f rows of w2.
     pass  # YOUR CODE HERE
 
 
 def mlp(
-    x: Float[Array, "B D"], w1: Float[Array, "D F"], w2: Float[Array, "F D"], *, devices: int = 8
-) -> Float[Array, "B D"]:
+    x: Float32[Array, "B D"], w1: Float32[Array, "D F"], w2: Float32[Array, "F D"], *, devices: int = 8
+) -> Float32[Array, "B D"]:
     return on_mesh(mlp_local, devices, (P(), P(None, "x"), P("x", None)), P())(x, w1, w2)
 
 
@@ -484,7 +484,7 @@ if len(jax.devices()) >= 8:
 
 
 # %%
-def rotate_spec(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
+def rotate_spec(x: Float32[Array, "R C"], *, devices: int = 8) -> Float32[Array, "R C"]:
     return jnp.roll(x, x.shape[0] // devices, axis=0)
 
 
@@ -494,8 +494,8 @@ def rotate_kernel(x_ref, o_ref, sent, came):
     pass  # YOUR CODE HERE
 
 
-def rotate(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
-    def local(x: Float[Array, "r C"]) -> Float[Array, "r C"]:
+def rotate(x: Float32[Array, "R C"], *, devices: int = 8) -> Float32[Array, "R C"]:
+    def local(x: Float32[Array, "r C"]) -> Float32[Array, "r C"]:
         return pl.pallas_call(
             rotate_kernel,
             in_specs=[HBM],
@@ -582,7 +582,7 @@ show(rotate, normal((64, 128)))
 
 
 # %%
-def exchange_spec(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
+def exchange_spec(x: Float32[Array, "n*n r C"], *, devices: int = 8) -> Float32[Array, "n*n r C"]:
     """x[i * n + j] is what device i has for device j."""
     n = devices
     return x.reshape(n, n, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
@@ -608,8 +608,8 @@ def exchange_kernel(x_ref, o_ref, sent, came):
         copy.wait()
 
 
-def exchange(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
-    def local(x: Float[Array, "n r C"]) -> Float[Array, "n r C"]:
+def exchange(x: Float32[Array, "n*n r C"], *, devices: int = 8) -> Float32[Array, "n*n r C"]:
+    def local(x: Float32[Array, "n r C"]) -> Float32[Array, "n r C"]:
         return pl.pallas_call(
             exchange_kernel,
             in_specs=[HBM],
@@ -693,7 +693,7 @@ check("distributed/4", exchange)
 
 
 # %%
-def gather_spec(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
+def gather_spec(x: Float32[Array, "n*r C"], *, devices: int = 8) -> Float32[Array, "n*n r C"]:
     """Each of the n devices returns all n parts."""
     parts = x.reshape(devices, x.shape[0] // devices, x.shape[1])
     return jnp.concatenate([parts] * devices)
@@ -705,8 +705,8 @@ def gather_kernel(x_ref, o_ref, own, sent, came):
     pass  # YOUR CODE HERE
 
 
-def gather(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*n r C"]:
-    def local(x: Float[Array, "r C"]) -> Float[Array, "n r C"]:
+def gather(x: Float32[Array, "n*r C"], *, devices: int = 8) -> Float32[Array, "n*n r C"]:
+    def local(x: Float32[Array, "r C"]) -> Float32[Array, "n r C"]:
         return pl.pallas_call(
             gather_kernel,
             in_specs=[HBM],
@@ -809,7 +809,7 @@ show(gather, normal((64, 128)))
 
 
 # %%
-def total_spec(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+def total_spec(x: Float32[Array, "n*r C"], *, devices: int = 8) -> Float32[Array, "n*r C"]:
     """Each of the n devices returns the sum of all parts."""
     return jnp.tile(x.reshape(devices, x.shape[0] // devices, x.shape[1]).sum(0), (devices, 1))
 
@@ -820,8 +820,8 @@ def total_kernel(x_ref, o_ref, buf, sent, came, credit):
     pass  # YOUR CODE HERE
 
 
-def total(x: Float[Array, "n*r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
-    def local(x: Float[Array, "r C"]) -> Float[Array, "r C"]:
+def total(x: Float32[Array, "n*r C"], *, devices: int = 8) -> Float32[Array, "n*r C"]:
+    def local(x: Float32[Array, "r C"]) -> Float32[Array, "r C"]:
         return pl.pallas_call(
             total_kernel,
             out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -930,7 +930,7 @@ show(total, normal((64, 128)))
 
 
 # %%
-def reduce_spec(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
+def reduce_spec(x: Float32[Array, "n*n r C"], *, devices: int = 8) -> Float32[Array, "n*r C"]:
     """x[i * n + j] is block j of device i. Device j returns the sum of all blocks j."""
     n = devices
     return x.reshape(n, n, *x.shape[1:]).sum(0).reshape(n * x.shape[1], x.shape[2])
@@ -952,8 +952,8 @@ def reduce_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
     pass  # YOUR CODE HERE
 
 
-def reduce_scatter(x: Float[Array, "n*n r C"], *, devices: int = 8) -> Float[Array, "n*r C"]:
-    def local(x: Float[Array, "n r C"]) -> Float[Array, "r C"]:
+def reduce_scatter(x: Float32[Array, "n*n r C"], *, devices: int = 8) -> Float32[Array, "n*r C"]:
+    def local(x: Float32[Array, "n r C"]) -> Float32[Array, "r C"]:
         block = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         # acc and inbox are results that nobody looks at: so the kernel has buffers in HBM.
         return pl.pallas_call(
@@ -1060,7 +1060,7 @@ show(reduce_scatter, normal((64, 16, 128)))
 
 
 # %%
-def halves_spec(x: Float[Array, "n*n 2 r C"], *, devices: int = 8) -> Float[Array, "n*2 r C"]:
+def halves_spec(x: Float32[Array, "n*n 2 r C"], *, devices: int = 8) -> Float32[Array, "n*2 r C"]:
     """x[i * n + j] has both halves of block j of device i. Device j returns the sum of all blocks j."""
     n = devices
     return x.reshape(n, n, *x.shape[1:]).sum(0).reshape(n * 2, *x.shape[2:])
@@ -1072,8 +1072,8 @@ def halves_kernel(x_ref, o_ref, acc, inbox, sent, came, credit):
     pass  # YOUR CODE HERE
 
 
-def reduce_halves(x: Float[Array, "n*n 2 r C"], *, devices: int = 8) -> Float[Array, "n*2 r C"]:
-    def local(x: Float[Array, "n 2 r C"]) -> Float[Array, "2 r C"]:
+def reduce_halves(x: Float32[Array, "n*n 2 r C"], *, devices: int = 8) -> Float32[Array, "n*2 r C"]:
+    def local(x: Float32[Array, "n 2 r C"]) -> Float32[Array, "2 r C"]:
         block = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         return pl.pallas_call(
             halves_kernel,
@@ -1206,8 +1206,8 @@ show(reduce_halves, normal((64, 2, 8, 128)))
 
 # %%
 def grid_gather_spec(
-    x: Float[Array, "n*r C"], *, rows: int = 2, columns: int = 4
-) -> Float[Array, "n*rows columns r C"]:
+    x: Float32[Array, "n*r C"], *, rows: int = 2, columns: int = 4
+) -> Float32[Array, "n*rows columns r C"]:
     """Each of the n = rows * columns devices returns all n parts."""
     parts = x.reshape(rows, columns, -1, x.shape[1])
     return jnp.concatenate([parts] * (rows * columns))
@@ -1230,8 +1230,8 @@ def meet_neighbours_on(*axes):
     pl.semaphore_wait(barrier, 2 * len(axes))
 
 
-def grid_gather(x: Float[Array, "n*r C"], *, rows: int = 2, columns: int = 4) -> Float[Array, "n*rows columns r C"]:
-    def local(x: Float[Array, "r C"]) -> Float[Array, "rows columns r C"]:
+def grid_gather(x: Float32[Array, "n*r C"], *, rows: int = 2, columns: int = 4) -> Float32[Array, "n*rows columns r C"]:
+    def local(x: Float32[Array, "r C"]) -> Float32[Array, "rows columns r C"]:
         return pl.pallas_call(
             grid_gather_kernel,
             in_specs=[HBM],
@@ -1344,7 +1344,7 @@ show(grid_gather, normal((64, 128)))
 
 
 # %%
-def recut_spec(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
+def recut_spec(x: Float32[Array, "R C"], *, devices: int = 8) -> Float32[Array, "R C"]:
     return x  # the same matrix: only the devices hold other parts of it
 
 
@@ -1353,8 +1353,8 @@ def recut_kernel(x_ref, o_ref, sent, came):
     pass  # YOUR CODE HERE
 
 
-def recut(x: Float[Array, "R C"], *, devices: int = 8) -> Float[Array, "R C"]:
-    def local(x: Float[Array, "r C"]) -> Float[Array, "R c"]:
+def recut(x: Float32[Array, "R C"], *, devices: int = 8) -> Float32[Array, "R C"]:
+    def local(x: Float32[Array, "r C"]) -> Float32[Array, "R c"]:
         r, C = x.shape
         return pl.pallas_call(
             recut_kernel,
@@ -1609,7 +1609,7 @@ def counts_of(experts, num_experts):
     return lax.all_gather(jnp.bincount(experts, length=num_experts), "x")
 
 
-def dispatch_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts=8, devices=4):
+def dispatch_spec(x: Float32[Array, "R D"], experts: Int[Array, "R"], *, num_experts=8, devices=4):
     """Device d's rows, sorted by expert, and by sender where the expert is the same; zeros after them."""
     R, device = x.shape[0], experts // (num_experts // devices)
     order = jnp.argsort(experts)
@@ -1618,9 +1618,9 @@ def dispatch_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_exper
 
 
 def dispatch(
-    x: Float[Array, "R D"], experts: Int[Array, "R"], *, num_experts: int = 8, devices: int = 4
-) -> Float[Array, "n*R D"]:
-    def local(x: Float[Array, "r D"], experts: Int[Array, "r"]) -> Float[Array, "R D"]:
+    x: Float32[Array, "R D"], experts: Int[Array, "R"], *, num_experts: int = 8, devices: int = 4
+) -> Float32[Array, "n*R D"]:
+    def local(x: Float32[Array, "r D"], experts: Int[Array, "r"]) -> Float32[Array, "R D"]:
         n, me = lax.axis_size("x"), lax.axis_index("x")
         counts = counts_of(experts, num_experts)
         starts, places = plan(counts)
@@ -1733,13 +1733,17 @@ own = own_kernels(
 print(own)
 
 
-def expert_mlp(rows: Float[Array, "R D"], w1: Float[Array, "e D F"], w2: Float[Array, "e F D"], sizes: Int[Array, "e"]):
+def expert_mlp(
+    rows: Float32[Array, "R D"], w1: Float32[Array, "e D F"], w2: Float32[Array, "e F D"], sizes: Int[Array, "e"]
+):
     """Given: the MLPs of this device's experts, for sizes[0] rows, then sizes[1], ..."""
     h = jax.nn.relu(own.ragged_product(rows, w1, sizes, bm=32, bn=w1.shape[2], bk=w1.shape[1]))
     return own.ragged_product(h, w2, sizes, bm=32, bn=w2.shape[2], bk=w2.shape[1])
 
 
-def moe_spec(x: Float[Array, "R D"], experts: Int[Array, "R"], w1: Float[Array, "E D F"], w2: Float[Array, "E F D"]):
+def moe_spec(
+    x: Float32[Array, "R D"], experts: Int[Array, "R"], w1: Float32[Array, "E D F"], w2: Float32[Array, "E F D"]
+):
     h = jax.nn.relu(jnp.einsum("rd,edf->erf", x, w1))
     return jnp.take_along_axis(jnp.einsum("erf,efd->erd", h, w2), experts[None, :, None], axis=0)[0]
 
@@ -1752,13 +1756,13 @@ def moe_local(x, experts, w1, w2):
 
 
 def moe(
-    x: Float[Array, "R D"],
+    x: Float32[Array, "R D"],
     experts: Int[Array, "R"],
-    w1: Float[Array, "E D F"],
-    w2: Float[Array, "E F D"],
+    w1: Float32[Array, "E D F"],
+    w2: Float32[Array, "E F D"],
     *,
     devices: int = 4,
-) -> Float[Array, "R D"]:
+) -> Float32[Array, "R D"]:
     return on_mesh(moe_local, devices, P("x"), P("x"))(x, experts, w1, w2)
 
 
@@ -1855,7 +1859,9 @@ show(
 
 
 # %%
-def attention_spec(q: Float[Array, "S d"], k: Float[Array, "S d"], v: Float[Array, "S d"]) -> Float[Array, "S d"]:
+def attention_spec(
+    q: Float32[Array, "S d"], k: Float32[Array, "S d"], v: Float32[Array, "S d"]
+) -> Float32[Array, "S d"]:
     return jax.nn.softmax(q @ k.T * q.shape[1] ** -0.5, axis=1) @ v
 
 
@@ -1867,9 +1873,9 @@ def ring_attention_kernel(q_ref, k_ref, v_ref, o_ref, kv, sent, came, credit):
 
 
 def ring_attention(
-    q: Float[Array, "S d"], k: Float[Array, "S d"], v: Float[Array, "S d"], *, devices: int = 8
-) -> Float[Array, "S d"]:
-    def local(q: Float[Array, "s d"], k: Float[Array, "s d"], v: Float[Array, "s d"]) -> Float[Array, "s d"]:
+    q: Float32[Array, "S d"], k: Float32[Array, "S d"], v: Float32[Array, "S d"], *, devices: int = 8
+) -> Float32[Array, "S d"]:
+    def local(q: Float32[Array, "s d"], k: Float32[Array, "s d"], v: Float32[Array, "s d"]) -> Float32[Array, "s d"]:
         return pl.pallas_call(
             ring_attention_kernel,
             out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -1990,7 +1996,7 @@ show(ring_attention, normal((128, 128)), normal((128, 128)), normal((128, 128)))
 
 
 # %%
-def gather_matmul_spec(x: Float[Array, "B D"], w: Float[Array, "D F"]) -> Float[Array, "B F"]:
+def gather_matmul_spec(x: Float32[Array, "B D"], w: Float32[Array, "D F"]) -> Float32[Array, "B F"]:
     return x @ w
 
 
@@ -2001,7 +2007,7 @@ def gather_matmul_kernel(x_ref, w_ref, o_ref, buf, sent, came):
     pass  # YOUR CODE HERE
 
 
-def gather_matmul_local(x: Float[Array, "b D"], w: Float[Array, "D f"]) -> Float[Array, "B f"]:
+def gather_matmul_local(x: Float32[Array, "b D"], w: Float32[Array, "D f"]) -> Float32[Array, "B f"]:
     n = lax.axis_size("x")
     return pl.pallas_call(
         gather_matmul_kernel,
@@ -2015,7 +2021,7 @@ def gather_matmul_local(x: Float[Array, "b D"], w: Float[Array, "D f"]) -> Float
     )(x, w)
 
 
-def gather_matmul(x: Float[Array, "B D"], w: Float[Array, "D F"], *, devices: int = 8) -> Float[Array, "B F"]:
+def gather_matmul(x: Float32[Array, "B D"], w: Float32[Array, "D F"], *, devices: int = 8) -> Float32[Array, "B F"]:
     return on_mesh(gather_matmul_local, devices, (P("x", None), P(None, "x")), P(None, "x"))(x, w)
 
 
@@ -2108,7 +2114,7 @@ def matmul_scatter_kernel(h_ref, w_ref, o_ref, buf, sent, came, credit):
     pass  # YOUR CODE HERE
 
 
-def matmul_scatter_local(h: Float[Array, "B f"], w: Float[Array, "f D"]) -> Float[Array, "b D"]:
+def matmul_scatter_local(h: Float32[Array, "B f"], w: Float32[Array, "f D"]) -> Float32[Array, "b D"]:
     b, D = h.shape[0] // lax.axis_size("x"), w.shape[1]
     return pl.pallas_call(
         matmul_scatter_kernel,
@@ -2124,9 +2130,9 @@ def matmul_scatter_local(h: Float[Array, "B f"], w: Float[Array, "f D"]) -> Floa
 
 
 def mlp_overlapped(
-    x: Float[Array, "B D"], w1: Float[Array, "D F"], w2: Float[Array, "F D"], *, devices: int = 8
-) -> Float[Array, "B D"]:
-    def local(x: Float[Array, "b D"], w1: Float[Array, "D f"], w2: Float[Array, "f D"]) -> Float[Array, "b D"]:
+    x: Float32[Array, "B D"], w1: Float32[Array, "D F"], w2: Float32[Array, "F D"], *, devices: int = 8
+) -> Float32[Array, "B D"]:
+    def local(x: Float32[Array, "b D"], w1: Float32[Array, "D f"], w2: Float32[Array, "f D"]) -> Float32[Array, "b D"]:
         return matmul_scatter_local(jax.nn.relu(gather_matmul_local(x, w1)), w2)
 
     return on_mesh(local, devices, (P("x", None), P(None, "x"), P("x", None)), P("x", None))(x, w1, w2)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu  # Pallas for Hopper and Blackwell GPUs
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32
 
 from pallas_puzzles import check, gpu_report, hint, normal, progress, setup, show, unwritten
 
@@ -121,7 +121,7 @@ show(double_rows, normal((4, 256)))
 
 
 # %%
-def add_ten_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def add_ten_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return x + 10
 
 
@@ -131,7 +131,7 @@ def add_ten_kernel(x_gmem, o_gmem, *, bn):
     pass  # YOUR CODE HERE
 
 
-def add_ten(x: Float[Array, "M N"], *, bn: int = 256) -> Float[Array, "M N"]:
+def add_ten(x: Float32[Array, "M N"], *, bn: int = 256) -> Float32[Array, "M N"]:
     M, N = x.shape
     return plgpu.kernel(
         functools.partial(add_ten_kernel, bn=bn),
@@ -212,7 +212,7 @@ check("gpu_basics/1", add_ten)
 
 
 # %%
-def softmax_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def softmax_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return jax.nn.softmax(x, axis=1)
 
 
@@ -221,7 +221,7 @@ def softmax_kernel(x_gmem, o_gmem):
     pass  # YOUR CODE HERE
 
 
-def row_softmax(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def row_softmax(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return plgpu.kernel(
         softmax_kernel,
         out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -342,7 +342,7 @@ show(double_tiles, normal((128, 128)))
 
 
 # %%
-def smooth_spec(x: Float[Array, "M N"]) -> Float[Array, "M-2 N"]:
+def smooth_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M-2 N"]:
     return (x[:-2] + x[1:-1] + x[2:]) / 3
 
 
@@ -353,7 +353,7 @@ def smooth_kernel(x_gmem, o_gmem, x_smem, loaded, *, bm, bn):
     pass  # YOUR CODE HERE
 
 
-def smooth(x: Float[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float[Array, "M-2 N"]:
+def smooth(x: Float32[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float32[Array, "M-2 N"]:
     M, N = x.shape
     return plgpu.kernel(
         functools.partial(smooth_kernel, bm=bm, bn=bn),
@@ -473,7 +473,7 @@ show(reverse_tiles, normal((128, 128)))
 
 
 # %%
-def gelu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def gelu_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return jax.nn.gelu(x)
 
 
@@ -483,7 +483,7 @@ def gelu_kernel(x_gmem, o_gmem, x_smem, o_smem, loaded, *, bm, bn):
     pass  # YOUR CODE HERE
 
 
-def tiled_gelu(x: Float[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float[Array, "M N"]:
+def tiled_gelu(x: Float32[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float32[Array, "M N"]:
     M, N = x.shape
     tile = plgpu.SMEM((bm, bn), x.dtype)
     return plgpu.kernel(
@@ -661,7 +661,7 @@ def finish_tile(t, x_tile, o_smem, o_gmem):
 
 
 # %%
-def ahead_gelu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def ahead_gelu_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return jax.nn.gelu(x)
 
 
@@ -681,7 +681,7 @@ def ahead_kernel(x_gmem, o_gmem, x_smem, o_smem, loaded):
         strip_step(t, num_tiles, x_gmem, x_smem, loaded, finish)
 
 
-def ahead_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def ahead_gelu(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     slots, tile = plgpu.SMEM((2, 64, 128), x.dtype), plgpu.SMEM((64, 128), x.dtype)
     return plgpu.kernel(
         ahead_kernel,
@@ -780,7 +780,7 @@ def store_tile(o_smem, o_gmem, t):
 
 
 # %%
-def strip_gelu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def strip_gelu_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return jax.nn.gelu(x)
 
 
@@ -801,7 +801,7 @@ def strip_kernel(x_gmem, o_gmem, x_smem, o_smem, loaded):
     plgpu.wait_smem_to_gmem(0)
 
 
-def strip_gelu(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def strip_gelu(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     slots = plgpu.SMEM((2, 64, 128), x.dtype)
     return plgpu.kernel(
         strip_kernel,
@@ -885,7 +885,7 @@ show(strip_gelu, normal((512, 128)))
 
 
 # %%
-def bias_gelu_spec(x: Float[Array, "M N"], bias: Float[Array, "N"]) -> Float[Array, "M N"]:
+def bias_gelu_spec(x: Float32[Array, "M N"], bias: Float32[Array, "N"]) -> Float32[Array, "M N"]:
     return jax.nn.gelu(x + bias)
 
 
@@ -920,8 +920,8 @@ def bias_gelu_kernel(x_gmem, bias_gmem, o_gmem, *, bm, bn, slots):
 
 
 def bias_gelu(
-    x: Float[Array, "M N"], bias: Float[Array, "N"], *, bm: int = 64, bn: int = 128, slots: int = 2
-) -> Float[Array, "M N"]:
+    x: Float32[Array, "M N"], bias: Float32[Array, "N"], *, bm: int = 64, bn: int = 128, slots: int = 2
+) -> Float32[Array, "M N"]:
     return plgpu.kernel(
         functools.partial(bias_gelu_kernel, bm=bm, bn=bn, slots=slots),
         out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -1061,7 +1061,7 @@ LATENCY_CYCLES = 700  # from the start of a copy to its first byte
 BYTES_PER_CYCLE = 13.9  # an SM's share of an H100's bandwidth
 
 
-def largest_spec(x: Float[Array, "T R N"]) -> Float[Array, "R N"]:
+def largest_spec(x: Float32[Array, "T R N"]) -> Float32[Array, "R N"]:
     return jnp.max(jnp.abs(x), axis=0)
 
 
@@ -1071,7 +1071,7 @@ def slots_needed(tile_bytes):
     pass  # YOUR CODE HERE
 
 
-def largest(x: Float[Array, "T R N"]) -> Float[Array, "R N"]:
+def largest(x: Float32[Array, "T R N"]) -> Float32[Array, "R N"]:
     return largest_with(x, slots_needed(x.shape[1] * 128 * x.dtype.itemsize))
 
 
@@ -1196,7 +1196,7 @@ print(causal_sums(jnp.ones((1, 64, 64))))
 
 
 # %%
-def rms_norm_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def rms_norm_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return x * lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + 1e-6)
 
 
@@ -1217,7 +1217,7 @@ def rms_norm_kernel(x_gmem, o_gmem, x_smem, o_smem, loaded):
     plgpu.wait_smem_to_gmem(0)
 
 
-def rms_norm(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def rms_norm(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     tile = plgpu.SMEM((64, x.shape[1]), x.dtype)
     return plgpu.kernel(
         rms_norm_kernel,
@@ -1297,7 +1297,7 @@ check("gpu_basics/8", rms_norm)
 
 
 # %%
-def lse_spec(x: Float[Array, "M N"]) -> Float[Array, "M/64 N"]:
+def lse_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M/64 N"]:
     tiles = [x[start : start + 64] for start in range(0, x.shape[0], 64)]
     return jnp.stack([jax.nn.logsumexp(tile, axis=0) for tile in tiles])
 
@@ -1317,7 +1317,7 @@ def lse_kernel(x_gmem, o_gmem, x_smem, loaded):
     o_gmem[i, columns] = column_lse(x_smem, x_gmem.shape[0] - i * 64)
 
 
-def lse(x: Float[Array, "M N"]) -> Float[Array, "M/64 N"]:
+def lse(x: Float32[Array, "M N"]) -> Float32[Array, "M/64 N"]:
     M, N = x.shape
     tiles = pl.cdiv(M, 64)
     return plgpu.kernel(

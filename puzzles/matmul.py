@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16, Float, Int, Int8
+from jaxtyping import Array, BFloat16, Float, Float32, Int, Int8
 
 from pallas_puzzles import check, hint, normal, progress, setup, show, tpu_report, unwritten
 
@@ -628,8 +628,8 @@ check("matmul/5", linear)
 
 # %%
 def diagonal_spec(
-    a: Float[Array, "M 1"], b: Float[Array, "M N"], g: Float[Array, "M N"]
-) -> tuple[Float[Array, "M N"], Float[Array, "M 1"], Float[Array, "M N"]]:
+    a: Float32[Array, "M 1"], b: Float32[Array, "M N"], g: Float32[Array, "M N"]
+) -> tuple[Float32[Array, "M N"], Float32[Array, "M 1"], Float32[Array, "M N"]]:
     result, vjp = jax.vjp(lambda a, b: a * b, a, b)
     return result, *vjp(g)
 
@@ -1429,8 +1429,8 @@ else:
 
 # %%
 def int8_spec(
-    x: Int8[Array, "M K"], w: Int8[Array, "K N"], sx: Float[Array, "M 1"], sw: Float[Array, "1 N"]
-) -> Float[Array, "M N"]:
+    x: Int8[Array, "M K"], w: Int8[Array, "K N"], sx: Float32[Array, "M 1"], sw: Float32[Array, "1 N"]
+) -> Float32[Array, "M N"]:
     x, w, sx, sw = (np.asarray(a, np.float64) for a in (x, w, sx, sw))
     return jnp.asarray((x * sx) @ (w * sw), jnp.float32)
 
@@ -1444,13 +1444,13 @@ def int8_kernel(x_ref, w_ref, sx_ref, sw_ref, o_ref, acc_ref):
 def int8_matmul(
     x: Int8[Array, "M K"],
     w: Int8[Array, "K N"],
-    sx: Float[Array, "M 1"],
-    sw: Float[Array, "1 N"],
+    sx: Float32[Array, "M 1"],
+    sw: Float32[Array, "1 N"],
     *,
     bm: int = 64,
     bn: int = 128,
     bk: int = 256,
-) -> Float[Array, "M N"]:
+) -> Float32[Array, "M N"]:
     (M, K), (_, N) = x.shape, w.shape
     return pl.pallas_call(
         int8_kernel,

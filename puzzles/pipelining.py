@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16, Float
+from jaxtyping import Array, BFloat16, Float, Float32
 
 from pallas_puzzles import check, hint, normal, progress, setup, show
 
@@ -120,7 +120,7 @@ show(middle, normal((320, 256)))
 
 
 # %%
-def gate_spec(a: Float[Array, "M N"], b: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def gate_spec(a: Float32[Array, "M N"], b: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return jax.nn.silu(a) * b
 
 
@@ -129,7 +129,7 @@ def whole_gate_kernel(a_hbm, b_hbm, o_hbm, a_buf, b_buf, o_buf, a_sem, b_sem, o_
     pass  # YOUR CODE HERE
 
 
-def whole_gate(a: Float[Array, "M N"], b: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def whole_gate(a: Float32[Array, "M N"], b: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     buffer = pltpu.VMEM(a.shape, a.dtype)
     return pl.pallas_call(
         whole_gate_kernel,
@@ -225,7 +225,7 @@ check("pipelining/1", whole_gate)
 
 
 # %%
-def silu_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def silu_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return jax.nn.silu(x)
 
 
@@ -234,7 +234,7 @@ def tiled_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, sem, *, bm):
     pass  # YOUR CODE HERE
 
 
-def tiled_silu(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "M N"]:
+def tiled_silu(x: Float32[Array, "M N"], *, bm: int = 64) -> Float32[Array, "M N"]:
     buffer = pltpu.VMEM((bm, x.shape[1]), x.dtype)
     return pl.pallas_call(
         functools.partial(tiled_silu_kernel, bm=bm),
@@ -337,7 +337,7 @@ show(tiled_silu, normal((320, 256)))
 
 
 # %%
-def energy_spec(x: Float[Array, "M N"]) -> Float[Array, "1 N"]:
+def energy_spec(x: Float32[Array, "M N"]) -> Float32[Array, "1 N"]:
     return jnp.sum(x * x, axis=0, keepdims=True)
 
 
@@ -347,7 +347,7 @@ def energy_kernel(x_hbm, o_ref, x_buf, sem, *, bm):
     pass  # YOUR CODE HERE
 
 
-def energy(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "1 N"]:
+def energy(x: Float32[Array, "M N"], *, bm: int = 64) -> Float32[Array, "1 N"]:
     N = x.shape[1]
     return pl.pallas_call(
         functools.partial(energy_kernel, bm=bm),
@@ -459,7 +459,7 @@ show(energy, normal((320, 256)))
 
 
 # %%
-def absmax_spec(x: Float[Array, "M N"]) -> Float[Array, "1 N"]:
+def absmax_spec(x: Float32[Array, "M N"]) -> Float32[Array, "1 N"]:
     return jnp.max(jnp.abs(x), axis=0, keepdims=True)
 
 
@@ -469,7 +469,7 @@ def absmax_kernel(x_hbm, o_ref, x_buf, sems, *, bm):
     pass  # YOUR CODE HERE
 
 
-def absmax(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "1 N"]:
+def absmax(x: Float32[Array, "M N"], *, bm: int = 64) -> Float32[Array, "1 N"]:
     N = x.shape[1]
     return pl.pallas_call(
         functools.partial(absmax_kernel, bm=bm),
@@ -587,7 +587,7 @@ def store_tile(o_hbm, o_buf, sems, t, bm):
     return pltpu.make_async_copy(o_buf.at[slot], o_hbm.at[pl.ds(t * bm, bm)], sems.at[slot])
 
 
-def outer_spec(a: Float[Array, "M 1"], b: Float[Array, "1 N"]) -> Float[Array, "M N"]:
+def outer_spec(a: Float32[Array, "M 1"], b: Float32[Array, "1 N"]) -> Float32[Array, "M N"]:
     return a * b
 
 
@@ -608,7 +608,7 @@ def outer_kernel(a_ref, b_ref, o_hbm, o_buf, sems, *, bm):
     store_tile(o_hbm, o_buf, sems, num_tiles - 1, bm).wait()
 
 
-def outer(a: Float[Array, "M 1"], b: Float[Array, "1 N"], *, bm: int = 64) -> Float[Array, "M N"]:
+def outer(a: Float32[Array, "M 1"], b: Float32[Array, "1 N"], *, bm: int = 64) -> Float32[Array, "M N"]:
     M, N = a.shape[0], b.shape[1]
     return pl.pallas_call(
         functools.partial(outer_kernel, bm=bm),
@@ -706,7 +706,7 @@ def streamed_silu_kernel(x_hbm, o_hbm, x_buf, o_buf, in_sems, out_sems, *, bm):
     pass  # YOUR CODE HERE
 
 
-def streamed_silu(x: Float[Array, "M N"], *, bm: int = 64) -> Float[Array, "M N"]:
+def streamed_silu(x: Float32[Array, "M N"], *, bm: int = 64) -> Float32[Array, "M N"]:
     slots = pltpu.VMEM((2, bm, x.shape[1]), x.dtype)
     return pl.pallas_call(
         functools.partial(streamed_silu_kernel, bm=bm),
@@ -848,7 +848,7 @@ def gate_kernel(a_hbm, b_hbm, o_hbm, *, bm, bn):
     pass  # YOUR CODE HERE
 
 
-def gate(a: Float[Array, "M N"], b: Float[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float[Array, "M N"]:
+def gate(a: Float32[Array, "M N"], b: Float32[Array, "M N"], *, bm: int = 64, bn: int = 128) -> Float32[Array, "M N"]:
     return pl.pallas_call(
         functools.partial(gate_kernel, bm=bm, bn=bn),
         out_shape=jax.ShapeDtypeStruct(a.shape, a.dtype),

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16, Float, Int
+from jaxtyping import Array, BFloat16, Float, Float32, Int
 
 from pallas_puzzles import check, hint, normal, progress, setup, show, tpu_report, unwritten
 
@@ -581,8 +581,8 @@ show(
 
 # %%
 def expert_bias_spec(
-    x: Float[Array, "M N"], bias: Float[Array, "G 1 N"], group_sizes: Int[Array, "G"]
-) -> Float[Array, "M N"]:
+    x: Float32[Array, "M N"], bias: Float32[Array, "G 1 N"], group_sizes: Int[Array, "G"]
+) -> Float32[Array, "M N"]:
     group = np.repeat(np.arange(len(group_sizes)), group_sizes)
     result = np.zeros(x.shape, np.float32)
     result[: len(group)] = np.asarray(x)[: len(group)] + np.asarray(bias)[group, 0]
@@ -608,8 +608,13 @@ def expert_bias_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, bias_r
 
 # %%
 def expert_bias(
-    x: Float[Array, "M N"], bias: Float[Array, "G 1 N"], group_sizes: Int[Array, "G"], *, bm: int = 64, bn: int = 128
-) -> Float[Array, "M N"]:
+    x: Float32[Array, "M N"],
+    bias: Float32[Array, "G 1 N"],
+    group_sizes: Int[Array, "G"],
+    *,
+    bm: int = 64,
+    bn: int = 128,
+) -> Float32[Array, "M N"]:
     M, N = x.shape
     offsets, group_ids, m_tile_ids, _ = metadata(group_sizes, num_rows=M, bm=bm)
     tile = pl.BlockSpec((bm, bn), lambda j, v, offsets_ref, group_ids_ref, m_tile_ids_ref: (m_tile_ids_ref[v], j))

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16, Float, Int
+from jaxtyping import Array, BFloat16, Float, Float32, Int
 
 from pallas_puzzles import (
     check,
@@ -71,7 +71,7 @@ setup()
 
 
 # %%
-def row_softmax_spec(x: Float[Array, "M N"]) -> Float[Array, "M N"]:
+def row_softmax_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M N"]:
     return jax.nn.softmax(x, axis=1)
 
 
@@ -80,7 +80,7 @@ def row_softmax_kernel(x_ref, o_ref):
     pass  # YOUR CODE HERE
 
 
-def row_softmax(x: Float[Array, "M N"], *, bm: int = 16) -> Float[Array, "M N"]:
+def row_softmax(x: Float32[Array, "M N"], *, bm: int = 16) -> Float32[Array, "M N"]:
     M, N = x.shape
     block = pl.BlockSpec((bm, N), lambda i: (i, 0))
     return pl.pallas_call(
@@ -162,7 +162,7 @@ check("softmax/1", row_softmax)
 
 
 # %%
-def confidence_spec(x: Float[Array, "M N"]) -> Float[Array, "M 1"]:
+def confidence_spec(x: Float32[Array, "M N"]) -> Float32[Array, "M 1"]:
     return jax.nn.softmax(x, axis=1).max(axis=1, keepdims=True)
 
 
@@ -172,7 +172,7 @@ def confidence_kernel(x_ref, o_ref, m_ref, l_ref):
     pass  # YOUR CODE HERE
 
 
-def confidence(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float[Array, "M 1"]:
+def confidence(x: Float32[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float32[Array, "M 1"]:
     M, N = x.shape
     return pl.pallas_call(
         confidence_kernel,
@@ -292,7 +292,7 @@ def online_kernel(x_ref, o_ref, m_ref, l_ref):
     pass  # YOUR CODE HERE
 
 
-def online_confidence(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float[Array, "M 1"]:
+def online_confidence(x: Float32[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float32[Array, "M 1"]:
     M, N = x.shape
     return pl.pallas_call(
         online_kernel,
@@ -422,7 +422,7 @@ def wide_softmax_out_map(i, sweep, j):
     pass  # YOUR CODE HERE
 
 
-def wide_softmax(x: Float[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float[Array, "M N"]:
+def wide_softmax(x: Float32[Array, "M N"], *, bm: int = 8, bn: int = 128) -> Float32[Array, "M N"]:
     M, N = x.shape
     return pl.pallas_call(
         wide_softmax_kernel,
@@ -564,7 +564,7 @@ def update_statistics(m_ref, l_ref, x):
 
 
 # %%
-def cross_entropy_spec(x: Float[Array, "M V"], labels: Int[Array, "M 1"]) -> Float[Array, "M 1"]:
+def cross_entropy_spec(x: Float32[Array, "M V"], labels: Int[Array, "M 1"]) -> Float32[Array, "M 1"]:
     return -jnp.take_along_axis(jax.nn.log_softmax(x.astype(jnp.float32), axis=1), labels, axis=1)
 
 
@@ -575,8 +575,8 @@ def cross_entropy_kernel(x_ref, label_ref, o_ref, m_ref, l_ref, t_ref):
 
 
 def cross_entropy(
-    x: Float[Array, "M V"], labels: Int[Array, "M 1"], *, bm: int = 8, bn: int = 128
-) -> Float[Array, "M 1"]:
+    x: Float32[Array, "M V"], labels: Int[Array, "M 1"], *, bm: int = 8, bn: int = 128
+) -> Float32[Array, "M 1"]:
     # Return the result of one pallas_call of cross_entropy_kernel. Blocks of x are (bm, bn); labels come in, and losses
     # go out, in blocks of (bm, 1). The three scratch buffers are (bm, 1), float32. bm divides M, bn divides V.
     pass  # YOUR CODE HERE
@@ -704,7 +704,9 @@ check("softmax/5", cross_entropy)
 
 
 # %%
-def softmax_vjp_spec(x: Float[Array, "M N"], g: Float[Array, "M N"]) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
+def softmax_vjp_spec(
+    x: Float32[Array, "M N"], g: Float32[Array, "M N"]
+) -> tuple[Float32[Array, "M N"], Float32[Array, "M N"]]:
     y, vjp = jax.vjp(lambda x: jax.nn.softmax(x, axis=1), x)
     return y, vjp(g)[0]
 
@@ -716,7 +718,7 @@ def softmax_grad_kernel(y_ref, g_ref, dx_ref):
     pass  # YOUR CODE HERE
 
 
-def softmax_grad(y: Float[Array, "M N"], g: Float[Array, "M N"], *, bm: int) -> Float[Array, "M N"]:
+def softmax_grad(y: Float32[Array, "M N"], g: Float32[Array, "M N"], *, bm: int) -> Float32[Array, "M N"]:
     M, N = y.shape
     block = pl.BlockSpec((bm, N), lambda i: (i, 0))
     return pl.pallas_call(
@@ -749,8 +751,8 @@ smooth_softmax.defvjp(smooth_softmax_fwd, smooth_softmax_bwd)
 
 # %%
 def softmax_vjp(
-    x: Float[Array, "M N"], g: Float[Array, "M N"], *, bm: int = 16
-) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
+    x: Float32[Array, "M N"], g: Float32[Array, "M N"], *, bm: int = 16
+) -> tuple[Float32[Array, "M N"], Float32[Array, "M N"]]:
     y, vjp = jax.vjp(lambda x: smooth_softmax(x, bm), x)  # calls smooth_softmax_fwd
     return y, vjp(g)[0]  # calls smooth_softmax_bwd
 
@@ -842,8 +844,8 @@ check("softmax/6", softmax_vjp)
 
 # %%
 def layer_norm_spec(
-    x: Float[Array, "M N"], gamma: Float[Array, "1 N"], beta: Float[Array, "1 N"]
-) -> tuple[Float[Array, "M N"], Float[Array, "M 1"], Float[Array, "M 1"]]:
+    x: Float32[Array, "M N"], gamma: Float32[Array, "1 N"], beta: Float32[Array, "1 N"]
+) -> tuple[Float32[Array, "M N"], Float32[Array, "M 1"], Float32[Array, "M 1"]]:
     mean = x.mean(axis=1, keepdims=True)
     rstd = 1 / jnp.sqrt(((x - mean) ** 2).mean(axis=1, keepdims=True) + 1e-5)
     return (x - mean) * rstd * gamma + beta, mean, rstd
@@ -862,8 +864,8 @@ def layer_norm_outputs(M, N, bm):
 
 
 def layer_norm(
-    x: Float[Array, "M N"], gamma: Float[Array, "1 N"], beta: Float[Array, "1 N"], *, bm: int = 16
-) -> tuple[Float[Array, "M N"], Float[Array, "M 1"], Float[Array, "M 1"]]:
+    x: Float32[Array, "M N"], gamma: Float32[Array, "1 N"], beta: Float32[Array, "1 N"], *, bm: int = 16
+) -> tuple[Float32[Array, "M N"], Float32[Array, "M 1"], Float32[Array, "M 1"]]:
     M, N = x.shape
     out_specs, out_shape = layer_norm_outputs(M, N, bm)
     columns = pl.BlockSpec((1, N), lambda i: (0, 0))
@@ -978,8 +980,8 @@ check("softmax/7", layer_norm)
 
 # %%
 def layer_norm_vjp_spec(
-    x: Float[Array, "M N"], gamma: Float[Array, "1 N"], beta: Float[Array, "1 N"], g: Float[Array, "M N"]
-) -> tuple[Float[Array, "M N"], Float[Array, "1 N"], Float[Array, "1 N"]]:
+    x: Float32[Array, "M N"], gamma: Float32[Array, "1 N"], beta: Float32[Array, "1 N"], g: Float32[Array, "M N"]
+) -> tuple[Float32[Array, "M N"], Float32[Array, "1 N"], Float32[Array, "1 N"]]:
     return jax.vjp(lambda *args: layer_norm_spec(*args)[0], x, gamma, beta)[1](g)
 
 
@@ -1025,13 +1027,13 @@ smooth_layer_norm.defvjp(smooth_layer_norm_fwd, smooth_layer_norm_bwd)
 
 
 def layer_norm_vjp(
-    x: Float[Array, "M N"],
-    gamma: Float[Array, "1 N"],
-    beta: Float[Array, "1 N"],
-    g: Float[Array, "M N"],
+    x: Float32[Array, "M N"],
+    gamma: Float32[Array, "1 N"],
+    beta: Float32[Array, "1 N"],
+    g: Float32[Array, "M N"],
     *,
     bm: int = 16,
-) -> tuple[Float[Array, "M N"], Float[Array, "1 N"], Float[Array, "1 N"]]:
+) -> tuple[Float32[Array, "M N"], Float32[Array, "1 N"], Float32[Array, "1 N"]]:
     return jax.vjp(lambda *args: smooth_layer_norm(*args, bm), x, gamma, beta)[1](g)
 
 
