@@ -74,7 +74,7 @@ def puzzle_4(nb: Any) -> Question:
     return question(
         nb.exchange_spec,
         normal((64, 8, 128)),
-        variants=[case(normal((25, 8, 128)), devices=5, about="five devices")],
+        variants=[case(normal((25, 24, 384)), devices=5, about="five devices")],
     )
 
 

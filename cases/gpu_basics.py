@@ -115,7 +115,7 @@ def puzzle_6(nb: Any) -> Question:
         variants=[
             case(normal((192, 512)), normal((512,)), bm=32, slots=3, about="more strips than there are elsewhere"),
             case(normal((128, 256)), normal((256,)), bm=32, bn=256, about="a single strip"),
-            case(normal((192, 384)), normal((384,)), bm=96, bn=128, about="tiles of 96 x 128"),
+            case(normal((192, 384)), normal((384,)), bm=96, about="tiles of 96 x 128"),
         ],
         budget=Budget(gmem_bytes=1_056_768, thread_bytes=0),
     )

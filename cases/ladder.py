@@ -368,9 +368,9 @@ def puzzle_10(nb: Any) -> Question:
             case(*lists((0, 0)), normal((1, 256, 256), "bfloat16"), normal((256, 128), "bfloat16"), about="one block"),
             case(
                 *lists((0, 1), (1, 0), (2, 2)),
-                normal((3, 128, 128), "bfloat16"),
-                normal((384, 384), "bfloat16"),
-                about="a block in each row, 384 columns",
+                normal((3, 384, 384), "bfloat16"),
+                normal((1152, 384), "bfloat16"),
+                about="a block of 384 in each row, 384 columns",
             ),
         ],
         budget=Budget(hbm_bytes=786_432, grid_steps=6, calls=1, output_stores=1, mxu_bits=16),

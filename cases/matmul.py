@@ -63,7 +63,7 @@ def puzzle_2(nb: Any) -> Question:
                 bm=32,
                 bn=256,
                 bk=384,
-                vmem_limit_bytes=64 << 20,
+                vmem_limit_bytes=48 << 20,
                 budget=Budget(serial_steps=2, calls=1),
             ),
             case(

@@ -532,7 +532,7 @@ def puzzle_8c(nb: Any) -> Question:
         variants=[
             case(normal((40, 64), "bfloat16", shift=2.0), shuffled(40), k=4, about="g in bfloat16"),
             case(normal((8, 16)), shuffled(8), k=1),
-            case(normal((33, 32)), shuffled(33), k=3),
+            case(normal((33, 24)), shuffled(33), k=3),
             case(
                 np.where(np.arange(24)[:, None] == 5, np.inf, np.ones((24, 8))).astype(np.float32),
                 shuffled(24),
