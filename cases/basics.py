@@ -31,7 +31,7 @@ def puzzle_2(nb: Any) -> Question:
             case(normal((3072,)), normal((3072,)), b=512, budget=Budget(vmem_bytes=12_288)),
             case(normal((16512,)), normal((16512,)), b=128, about="129 blocks"),
             case(normal((1000,)), normal((1000,)), b=1000, about="a single block, of 1000 elements"),
-            case(normal((4608,)), normal((4608,)), b=1536, about="three blocks of 1536"),
+            case(normal((9216,)), normal((9216,)), b=3072, about="three blocks of 3072"),
         ],
         budget=Budget(vmem_bytes=6_144),
     )
@@ -63,7 +63,7 @@ def puzzle_4(nb: Any) -> Question:
         variants=[
             case(normal((768, 640)), bm=256, bn=128, budget=Budget(vmem_bytes=524_288)),
             case(normal((96, 320)), bm=96, bn=320, about="a single block, of 96 rows and 320 columns"),
-            case(infinite(192, 384), bm=96, bn=384, about="two blocks of 96 x 384, and an infinite number"),
+            case(infinite(768, 384), bm=384, bn=384, about="two blocks of 384 x 384, and an infinite number"),
         ],
         budget=Budget(vmem_bytes=524_288),
     )
