@@ -222,8 +222,8 @@ def _unwaited(f: Seen) -> str:
 
 _WORDS: dict[str, Callable[[Seen], str]] = {
     "no-device": lambda f: (
-        f"{f.first.who} addresses {f.ref}, and the mesh has no such device. Is the index right? If it only has to go on "
-        "at 0 behind the last device, take it modulo lax.axis_size(axis)."
+        f"{f.first.who} addresses {f.ref}, and the mesh has no such device. Is the index right? If it only has to "
+        "go on at 0 behind the last device, take it modulo lax.axis_size(axis)."
     ),
     "deadlock": _deadlock,
     "not-entered": lambda f: (
