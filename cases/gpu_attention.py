@@ -34,7 +34,8 @@ def qkv(
 def shifted(inputs: Inputs, shift: float) -> Inputs:
     """Queries around `shift` and keys around -shift: all scores are far below 0."""
     q, k, *rest = inputs
-    assert isinstance(q, Input) and isinstance(k, Input)
+    assert isinstance(q, Input)
+    assert isinstance(k, Input)
     return dataclasses.replace(q, params=(1.0, shift)), dataclasses.replace(k, params=(1.0, -shift)), *rest
 
 
