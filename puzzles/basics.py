@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl  # Pallas
 from jax.experimental.pallas import tpu as pltpu  # what only TPUs have
-from jaxtyping import Array, BFloat16, Float, Float32  # Float32[Array, "M N"]: float32, M rows and N columns
+from jaxtyping import Array, BFloat16, Float, Float32  # Float[Array, "M N"]: floats in M rows and N columns
 
 from pallas_puzzles import check, hint, normal, progress, setup, show, tpu_report, unwritten
 
