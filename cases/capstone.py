@@ -3,6 +3,7 @@
 nb: what the notebook defines, with the reader's answers in its holes.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -10,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_puzzles.course.claims import Claim, Count, helper_claim
+from pallas_puzzles.course.claims import Claim, Count, answered, helper_claim, line_of
 from pallas_puzzles.course.inputs import GRADIENTS, Budget, Case, Question, case, integers, normal, question, uniform
+from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.lens.machine import listed
 
 # What may work outside of the kernels: moves, the pieces between the parts, and all that is on integers
@@ -184,7 +186,30 @@ def puzzle_5(nb: Any) -> Question:
         budget=Budget(hbm_bytes=2_752_512, calls=1, new_bytes=0),
         allow=["stack", "concatenate", "broadcast_in_dim"],
         tol=1e-5,  # a step moves p by 0.001
+        claims=[InPlace(nb.adam_aliases, {"p": (1, 0), "m": (2, 1), "v": (3, 2)})],
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace:
+    """`fn()` writes each result over the input that it replaces. own: by name, the numbers of the two."""
+
+    fn: Any
+    own: dict[str, tuple[int, int]]
+    last = True
+
+    def finding(self) -> Finding | None:
+        """The first result that is written over another input, if there is one."""
+        said = answered(self.fn)
+        for name, (before, after) in self.own.items():
+            over = next((n for n, m in said.items() if m == after), before)
+            if over != before:
+                cause = (
+                    f"Right answer, but {self.fn.__name__}() writes the new {name}, output {after}, over input {over}. "
+                    f"Its own input is {before}: that one nobody needs any more."
+                )
+                return Finding("model", cause, [], line_of(self.fn))
+        return None
 
 
 def puzzle_6(nb: Any) -> Question:

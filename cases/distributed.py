@@ -268,7 +268,7 @@ def puzzle_12a(nb: Any) -> Question:
             case(*wide, devices=5, about="five devices, scores from -300 to 300"),
             case(*(normal((72, 384)), normal((72, 384)), normal((72, 384))), devices=3, about="three devices"),
         ],
-        budget=Budget(bytes_hops=917_504, exposed_ici_bytes=50_000),
+        budget=Budget(bytes_hops=917_504, exposed_ici_bytes=100_000),
         tol=1e-3,
     )
 

@@ -1892,7 +1892,7 @@ def ring_attention(
 
 
 # %%
-# Budget for q (128, 128), k (128, 128), v (128, 128): bytes_hops=917_504, exposed_ici_bytes=50_000. Eight devices pass
+# Budget for q (128, 128), k (128, 128), v (128, 128): bytes_hops=917_504, exposed_ici_bytes=100_000. Eight devices pass
 # on seven parts of 16 KiB, keys and values. Each copy has a part to hide behind, the first one too.
 check("distributed/12a", ring_attention)
 

@@ -574,6 +574,9 @@ show(absmax, normal((384, 256)))
 # ```
 #
 # Before a step fills its slot, the copy that used this slot has to be over. The copy out of the other slot may go on.
+# Compute behind that wait, not in front of it: until the slot is free, a result would have to stay in registers, and a
+# large tile does not fit into them.
+#
 # The first steps have nothing to wait for: if no copy was started on a semaphore, a wait on it never ends.
 #
 # `store_tile(o_hbm, o_buf, sems, t, bm)` builds the copy of tile `t` out of its slot: give it `.start()` or `.wait()`.

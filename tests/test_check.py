@@ -914,8 +914,8 @@ def shift_map(i, j):
         (
             {"arguments": "", "block": "(0, 0)", "first": "", "second": ""},
             {
-                "scale_map": "`(0, 0)` should be `(i, 0)`; the change below is needed, too.",
-                "shift_map": "`(0, 0)` should be `(0, j)`: then everything is right.",
+                "scale_map": "`return block()` should be `return (i, 0)`; the change below is needed, too.",
+                "shift_map": "`return block()` should be `return (0, j)`: then everything is right.",
             },
         ),
     ],

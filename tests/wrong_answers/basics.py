@@ -56,6 +56,18 @@ from jax.experimental.pallas import tpu as pltpu
 # %% basics/2: y is forgotten
 # vector_add_kernel: `[...] + y_ref[...]` -> `[...] + x_ref[...]`
 
+
+# %% basics/2: registers of the example's block
+def vector_add_kernel(x_ref, y_ref, o_ref):
+    for start in (0, 128):  # one row of lanes at a time
+        lanes = pl.ds(start, 128)
+        o_ref[lanes] = x_ref[lanes] + y_ref[lanes]
+
+
+def vector_add_grid(n, b):
+    return (pl.cdiv(n, b),)
+
+
 # %% basics/3: off by one block
 # reverse_map: `- 1 - i,` -> `- i,`
 
@@ -1018,6 +1030,19 @@ def centre_kernel(x_ref, o_ref, *, num_rows):
 # -    y_spec = pl.BlockSpec((None, bk, N), lambda b, i, k: (b, k, 0))
 # +    x_spec = pl.BlockSpec((None, bm, min(bk, 256)), lambda b, i, k: (b, i, k))
 # +    y_spec = pl.BlockSpec((None, min(bk, 256), N), lambda b, i, k: (b, k, 0))
+
+
+# %% basics/11: one index map for y and the result
+def batched_specs(bm, bk, N):
+    def full_width(b, i, k):  # all of N, so the last number is 0
+        return b, i, 0
+
+    def piece(b, i, k):
+        return b, i, k
+
+    in_specs = [pl.BlockSpec((None, bm, bk), piece), pl.BlockSpec((None, bk, N), full_width)]
+    return in_specs, pl.BlockSpec((None, bm, N), full_width)
+
 
 # %% basics/12: a GELU whose tanh is infinite by infinite
 # fused_linear_kernel:

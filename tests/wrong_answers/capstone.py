@@ -125,6 +125,9 @@ def block(x, w, attend, feed):
 # %% capstone/4: no extras
 # block: `return x + y, kept, extra` -> `return x + y, None, None`
 
+# %% capstone/4: the extras come back in tuples of one
+# block: `y, kept = attend` -> `y, *kept = attend`
+
 # %% capstone/5: the scalars are not counted
 # adam_aliases: `{1: 0, 2: 1, 3: 2}` -> `{0: 0, 1: 1, 2: 2}`
 
@@ -152,6 +155,9 @@ def block(x, w, attend, feed):
 
 # %% capstone/5: uphill
 # adam_kernel: `p_ref[...] - lr` -> `p_ref[...] + lr`
+
+# %% capstone/5: the new v over the gradient
+# adam_aliases: `3: 2}` -> `4: 2}`
 
 # %% capstone/6: the softmax over the chosen experts alone
 # balance_loss: `_, experts = own.route(logits, k=k)` -> `best, experts = own.route(logits, k=k)`

@@ -1106,10 +1106,45 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 # %% ragged_dot/7a: one visit too few
 # every_group_metadata: `visits.sum()` -> `visits.sum() - 1`
 
+
+# %% ragged_dot/7a: first visits summed without those of empty groups
+def every_group_metadata(group_sizes, *, num_rows, bm):
+    G, T = group_sizes.shape[0], pl.cdiv(num_rows, bm)
+    V = T + G - 1
+    offsets = group_offsets(group_sizes)
+    touched = tiles_per_group(group_sizes, bm=bm)
+    visits = jnp.maximum(touched, 1)
+    first_visits = jnp.cumsum(touched) - touched
+    first_tiles = jnp.minimum(offsets[:-1] // bm, T - 1)
+
+    def spread(per_group):
+        return jnp.repeat(per_group, visits, total_repeat_length=V)
+
+    groups = spread(jnp.arange(G, dtype=jnp.int32))
+    tiles = jnp.arange(V, dtype=jnp.int32) + spread(first_tiles - first_visits)
+    return Metadata(offsets, groups, jnp.minimum(tiles, T - 1), jnp.sum(visits, dtype=jnp.int32))
+
+
 # %% ragged_dot/7b: what is not finite is taken out
 # tgmm_kernel:
 # -    x, g = jnp.where(own, x_ref[...], 0), jnp.where(own, g_ref[...], 0)
 # +    x, g = jnp.nan_to_num(x_ref[...] * own), jnp.nan_to_num(g_ref[...] * own)
+
+
+# %% ragged_dot/7b: infinite numbers are made finite
+def tgmm_kernel(offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref, g_ref, dw_ref, acc_ref):
+    v = pl.program_id(2)
+    own = own_rows(v, offsets_ref, group_ids_ref, m_tile_ids_ref, x_ref.shape[0])
+
+    def only_own(ref):
+        return jnp.nan_to_num(ref[...]) * own.astype(ref.dtype)  # garbage may be NaN, and 0 * NaN is NaN
+
+    product = jax.lax.dot_general(
+        only_own(x_ref), only_own(g_ref), (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    acc_ref[...] = jnp.where(first_visit(v, group_ids_ref), product, acc_ref[...] + product)
+    dw_ref[...] = acc_ref[...].astype(dw_ref.dtype)
+
 
 # %% ragged_dot/8c: a scatter-add by bincount, column by column
 # expand_grad:

@@ -9,7 +9,7 @@ from typing import Any
 from ..diagnose.findings import Finding
 from ..diagnose.outside import place_of
 from ..diagnose.steps import still_axes
-from ..ir.capture import Call, Outside, everywhere, line_of, named
+from ..ir.capture import Call, Outside, everywhere, line_of, named, primitive_of
 from ..ir.ops import in_dtypes, is_floating, out_dtype, summed_over
 from ..ir.program import count_operations, has_python_loop, lines_of
 from ..lens.machine import Trace
@@ -116,7 +116,10 @@ def branches(call: Call, most: int) -> Iterator[Finding]:
     found = list(named(call.kernel, "cond", "while", "scan"))
     if len(found) > most:
         many = "a branch" if len(found) == 1 else f"{len(found)} branches"
-        advice = "Choose values instead of code: jnp.where." if most == 0 else "Do more of it in one of them."
+        loops = primitive_of(found[0]) != "cond"
+        advice = "Choose values instead of code: jnp.where."
+        if most or loops:
+            advice = "A grid makes a loop needless." if loops else "Do more of it in one of them."
         text = f"with {many} (pl.when, cond, or a loop); the budget is {most}. {advice}"
         yield over("branches", text, [f"{line_of(e)}" for e in found[1:4]], line_of(found[0]))
 

@@ -9,6 +9,7 @@ from ..diagnose.findings import Finding
 from ..ir.capture import SourceLine, everywhere, line_of
 from ..ir.ops import cost
 from ..ir.program import lines_of
+from ..lens.flight import Transfer
 from ..lens.machine import Figures, Run, Trace, listed
 from ..lens.tally import tally
 from ..text import human_bytes, plural
@@ -169,6 +170,13 @@ def _moved_most(run: Run, costs: list[Figures]) -> tuple[str, list[SourceLine]]:
     more, trace, row = max(rows, key=lambda each: each[0])
     if more <= 0:  # nothing moves twice
         _, trace, row = max(rows, key=lambda each: each[2].hbm_bytes)
+        if own := _own_copies(run):
+            line, moved = own[0]
+            advice = (
+                f"The copies that it starts itself move {human_bytes(sum(t.nbytes for _, each in own for t in each))}, "
+                f"most of it at {line}, in {plural(len(moved), 'start')}. Is each of them needed?"
+            )
+            return advice, [at for at, _ in own if at is not None]
         o = row.operand
         advice = (
             f"No block is copied twice, so it is the arrays that are too large, or too many: {o.name} is {o.dtype} of "
@@ -183,14 +191,29 @@ def _moved_most(run: Run, costs: list[Figures]) -> tuple[str, list[SourceLine]]:
     return advice, [*lines, *trace.call.callers]
 
 
+def _own_copies(run: Run) -> list[tuple[SourceLine | None, list[Transfer]]]:
+    """The copies between HBM and VMEM that kernels start themselves, by the line that does, the most bytes first."""
+    moved = collections.defaultdict[Any, list[Transfer]](list)
+    for transfer in (t for trace in run.traces for t in trace.flight.transfers if t.hbm):
+        moved[transfer.line].append(transfer)
+    return sorted(moved.items(), key=lambda pair: -sum(t.nbytes for t in pair[1]))
+
+
 def _where_bytes_go(run: Run, costs: list[Figures]) -> list[str]:
     names = [f"{trace.call.name}, " if len(costs) > 1 else "" for trace in run.traces]
     rows = [(name, r) for name, c in zip(names, costs, strict=True) for r in c.operands]
-    return [
+    own = [
+        f"{line}: {plural(len(each), 'start')}, {human_bytes(sum(t.nbytes for t in each))}: from "
+        f"{', '.join(t.source for t in each[:6])}{', ...' if len(each) > 6 else ''}"
+        for line, each in _own_copies(run)
+    ]
+    by_pipeline = [
         f"{name}{r.operand.name}: {r.moves} moves of {_block(r)} {r.operand.dtype}, {human_bytes(r.hbm_bytes)} "
         f"({r.hbm_bytes / max(1, r.once_bytes):.2g} times the array)"
-        for name, r in sorted(rows, key=lambda row: -row[1].hbm_bytes)[:4]
+        for name, r in sorted(rows, key=lambda row: -row[1].hbm_bytes)
+        if r.moves or not own
     ]
+    return [*by_pipeline, *own][:4]
 
 
 def _block(row: Any) -> str:

@@ -16,7 +16,7 @@ from ..diagnose.corrections import Correction, Names, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, that_matter
 from ..diagnose.paired import Form, paired
 from ..diagnose.slips import slips
-from ..diagnose.straight import key_of, reads_of, straightened, values_with_names, with_helper
+from ..diagnose.straight import is_naming, key_of, reads_of, straightened, values_with_names, with_helper
 from ..ir.effort import Effort, counted
 from ..lens.machine import listed
 from ..lens.watchdog import TimeLimit, time_limit
@@ -97,7 +97,7 @@ def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Co
     both_there = all(d.was and d.should for d in chosen)
     ways: list[dict[str, Any]] = [{"moved": trials.found}, {}, {"named": {}}, {"named": {}, "statements": True}]
     for how in ways:  # what is said is tried as well: a reader who follows it has to get there
-        said = trials.say(chosen, **how)
+        said = _once(trials.say(chosen, **how))
         if len(said) > _MOST_PLACES:
             break
         if len(said) > 1 and not all(c.told for c in said) and not both_there:
@@ -107,6 +107,16 @@ def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Co
         if len(swapped) == len(said) or trials.tried(mended, works if known else works_everywhere, anyhow=known):
             return [dataclasses.replace(c, tried=True) for c in said]
     return None
+
+
+def _once(said: Sequence[Correction]) -> list[Correction]:
+    """The corrections, for each place in the text the first: what stands once may run twice, in a loop or a helper."""
+    first: dict[Any, Correction] = {}
+    for c in said:
+        places = [edit.place for edit in c.edits if edit.old is not None]
+        if not any(place in first for place in places):
+            first.update(dict.fromkeys(places or [c], c))
+    return [*dict.fromkeys(first.values())]
 
 
 def _slipped(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Correction]:
@@ -137,7 +147,9 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
     replaced, rewritten = [d for d in chosen if d.was and d.should], any(d.whole for d in chosen)
     enough = trials.enough and all(c.told for c in trials.say(chosen))
     sure = rewritten or enough or len(chosen) in (len(replaced), len(trials.found))
-    said = trials.say(chosen if rewritten or enough else replaced or chosen, tell="like") if sure else []
+    some = chosen if rewritten or enough else replaced or chosen
+    some = [d for d in some if d.was or not is_naming(d.should)] or some  # only what is right needs the name
+    said = trials.say(some, tell="like") if sure else []
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
     if all(d.was for d in chosen) and not any(c.whole for c in said):

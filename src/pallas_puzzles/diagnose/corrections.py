@@ -73,6 +73,11 @@ class Edit:
         """The same for edits that do the same in one place."""
         return self.new, *map(_where, (self.old, self.behind, self.before))
 
+    @property
+    def place(self) -> Any:
+        """Where the text stands that is replaced."""
+        return _where(self.old)
+
 
 def corrections(
     answer: Functions,
@@ -195,9 +200,7 @@ def _conditional(
     """What to say of statements that belong under a condition, or of a condition that does not belong there."""
     called, under = names.get(found.function, f"`{found.function}`"), _at(function, found.path[:-2])
     if hasattr(found.should, "around"):
-        words = (
-            f"`@{_text(under.decorator_list[0], named)}` does not belong here, as what is under it is for every step"
-        )
+        words = f"`@{_text(under.decorator_list[0], named)}` does not belong here: what is under it is for all cases"
         goes = Edit("\n".join(_program(each, named) for each in under.body), under)
         return Correction(found.function, found.line, found.line, called, _as_written(words), edits=(goes,))
     body: list[Any] = found.was.around  # type: ignore[union-attr]

@@ -181,7 +181,7 @@ def _advice(*sides: Access) -> str:
         return "Wait until the copy has been sent (wait_send) before you write into its source again."
     return (
         "If the reader needs what the copy brings, it has to wait for it first (wait_recv). If it needs what was there "
-        "before, it has to signal the sender when it is done (when it has sent it on: after wait_send), and the sender "
+        "before, it has to signal the sender when all is done with it: used, and sent on (wait_send). And the sender "
         "has to wait for that signal."
     )
 

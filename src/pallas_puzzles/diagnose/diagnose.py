@@ -127,6 +127,8 @@ def structure(got: Any, want: Any, kernel: str = "", declared: str = "") -> list
         return [Finding("structure", f"the function returns nothing: return the result{of}.")]
     if len(made) != len(wanted):
         return [Finding("structure", f"the function returns {plural(len(made), 'array')}, the spec {len(wanted)}.")]
+    if (form := _form(got)) != (right := _form(want)):
+        return [Finding("structure", f"the function returns {form}, the spec {right}.")]
     for name, g, w in zip(result_names(want), made, wanted, strict=True):
         if g.shape != w.shape:
             advice = f": look at {declared} and at what is done to the result" if declared else ""
@@ -135,6 +137,13 @@ def structure(got: Any, want: Any, kernel: str = "", declared: str = "") -> list
             advice = f"look at the dtype in {declared} and at astype." if declared else _about_dtype(g.dtype, w.dtype)
             return [Finding("dtype", f"{name} is {g.dtype}, the spec says {w.dtype}: {advice}")]
     return []
+
+
+def _form(tree: Any) -> str:
+    """How results lie in one another. Whether in a list or a tuple is all the same."""
+    if isinstance(tree, list | tuple):
+        return f"({', '.join(map(_form, tree))}{',' * (len(tree) == 1)})"
+    return "array"
 
 
 def _about_dtype(got: np.dtype, want: np.dtype) -> str:

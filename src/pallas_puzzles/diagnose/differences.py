@@ -85,8 +85,34 @@ def differences(answer: Functions, right: Functions) -> list[Difference]:
     found = []
     for name, mine in answer.items():
         if name in right and mine is not right[name]:
-            found += _at_their_uses(mine, list(_of_function(mine, right[name])))
+            found += _at_their_uses(mine, _of_whole_functions(mine, list(_of_function(mine, right[name]))))
     return found
+
+
+def _of_whole_functions(function: ast.FunctionDef, found: list[Difference]) -> list[Difference]:
+    """The differences, those inside of a small function that has a name as one of the whole of it, where another use of
+    the name is right, or is to be something else."""
+    inside: dict[Path, list[Difference]] = {}
+    there: dict[Path, Any] = {path: n for path, n in _inside(function, ()) if isinstance(n, ast.Lambda)}
+    there = {path: n for path, n in there.items() if hasattr(n, "defined")}
+    for d in found:
+        around = next((d.path[:n] for n in range(len(d.path)) if d.path[:n] in there), None)
+        inside.setdefault(d.path if around is None else around, []).append(d)
+    kinds = defaultdict[Any, set[Any]](set)
+    for path, n in there.items():
+        changes = ((d.path[len(path) :], key_of(d.was), key_of(d.should)) for d in inside.get(path, ()))
+        kinds[n.defined].add(frozenset(changes))
+    whole = []
+    for path, mine in inside.items():
+        if path not in there or mine[0].path == path or len(kinds[there[path].defined]) == 1:
+            whole += mine
+            continue
+        changed: Any = applied({function.name: function}, mine)[function.name]
+        for field, at in path:
+            changed = getattr(changed, field) if at is None else getattr(changed, field)[at]
+        use = there[path].use
+        whole.append(Difference(function.name, path, use, changed, use.lineno))
+    return whole
 
 
 def _at_their_uses(function: ast.FunctionDef, found: list[Difference]) -> list[Difference]:
@@ -254,7 +280,7 @@ def _in_small(search: _Search, chosen: list[int], several: set[int]) -> list[int
     search.left = min(search.left, _FINER)
     while queue:
         n = queue.pop(0)
-        for places in _finer(every[n]) if search.left > 0 else ():
+        for places in _finer(search.answer[every[n].function], every[n]) if search.left > 0 else ():
             small = search.added(places)
             less = [*(k for k in chosen if k != n), *small]
             if search.right_with(less):
@@ -297,11 +323,11 @@ def moves(found: Sequence[Difference], among: Sequence[Difference]) -> Iterator[
             yield old, new
 
 
-def _finer(difference: Difference) -> Iterator[list[Difference]]:
-    """Other ways to see what one expression has to become, to be tried one after the other.
+def _finer(function: ast.FunctionDef, difference: Difference) -> Iterator[list[Difference]]:
+    """Other ways to see what one expression of a function has to become, to be tried one after the other.
 
-    Part by part; with the answer's own parts where they are much like those of the right one; and with parts that are
-    much alike but stand in other surroundings, so that the surroundings stay.
+    Part by part; with the answer's own parts where they are much like those of the right one; in a value that it uses;
+    and with parts that are much alike but stand in other surroundings, so that the surroundings stay.
     """
     was, should = difference.was, difference.should
     if not (isinstance(was, ast.expr) and isinstance(should, ast.expr)) or difference.size <= _SIMPLE:
@@ -314,6 +340,7 @@ def _finer(difference: Difference) -> Iterator[list[Difference]]:
         yield [dataclasses.replace(difference, should=own)]
     if len(ast.unparse(should)) <= _PLAIN:
         return
+    yield from itertools.islice(_of_values(function, difference), _WAYS)
     seen = set()
     for _, path, x, y in alike[:_WAYS]:
         places = [place for place in _between(x, y, path, difference.line, fine=True) if place[0] != difference.path]
@@ -322,6 +349,31 @@ def _finer(difference: Difference) -> Iterator[list[Difference]]:
         if 0 < len(places) <= _FINE and key not in seen and little:
             seen.add(key)
             yield [_made(difference.function, place) for place in places]
+
+
+def _of_values(function: ast.FunctionDef, difference: Difference) -> Iterator[list[Difference]]:
+    """The same in one of the values that an expression uses by name, which may be what is wrong with it: as what is
+    most like it in the right expression."""
+    was: Any = difference.was
+    should: Any = difference.should
+    values = defaultdict[Any, list[tuple[Path, ast.AST]]](list)
+    for path, n in _inside(was, difference.path):
+        if hasattr(n, "defined") and n is not was:
+            values[n.defined].append((path, n))
+    for path, n in _inside(function, ()):
+        if isinstance(n, ast.Assign) and name_of(n.targets[0]) in reads_of(was) - reads_of(should):
+            values[name_of(n.targets[0])].append(((*path, ("value", None)), n.value))
+    ways = []
+    for places in values.values():
+        x = places[0][1]
+        like = [(_share(x, y), n, y) for n, y in enumerate(ast.walk(should)) if type(y) is type(x)]
+        much, _, y = max(like, default=(0.0, 0, x))
+        if much > _ALIKE_VALUES and key_of(x) != key_of(y):
+            ways.append((much, [(path, n, y) for path, n in places]))
+    for _, way in sorted(ways, key=lambda way: -way[0]):
+        found = [place for path, x, y in way for place in _between(x, y, path, difference.line, fine=True)]
+        if 0 < len(found) <= _FINE:
+            yield [_made(difference.function, place) for place in found]
 
 
 def _less(difference: Difference) -> Iterator[list[Difference]]:

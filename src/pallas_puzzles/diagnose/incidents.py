@@ -106,7 +106,8 @@ def _reused(trace: Trace, i: Incident) -> str:
     d = i.detail
     return (
         f"the kernel {d['verb']} {d['part']}, while the copy started at {d['started']} still reads it: nobody has "
-        "waited for it, and it may copy the new values. Wait for the copy that used this slot before you fill it again."
+        "waited for it, and it may copy the new values. If these are what it is for, start it later. If not, wait for "
+        "it first."
     )
 
 

@@ -32,7 +32,8 @@ def paired(mine: ast.FunctionDef, theirs: ast.FunctionDef, own: Functions, given
     if key_of(mine) == key_of(theirs):
         same = straightened(mine)
         return Form(mine, same, same, [])
-    theirs = ast.fix_missing_locations(_Imported(reads_of(mine)).visit(copy_of(theirs)))
+    theirs = _Imported(reads_of(mine)).visit(copy_of(theirs))
+    theirs = ast.fix_missing_locations(_ByName({**given, **own}, mine).visit(theirs))
     best, size = _formed(mine, theirs)
     tried: set[str] = set()
     while names := (reads_of(mine) ^ reads_of(theirs)) & (own.keys() | given.keys()) - tried:
@@ -72,6 +73,29 @@ def _formed(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> tuple[Form, float
     answer, right = as_both(*side_by_side(mine, theirs))
     apart = differences({mine.name: answer}, {mine.name: right})
     return Form(mine, answer, right, apart), sum(math.inf if _is_given(answer, d) else d.size for d in apart)
+
+
+class _ByName(ast.NodeTransformer):
+    """Calls of these functions with arguments by name where another program gives them by name, else by place."""
+
+    def __init__(self, functions: Functions, beside: ast.FunctionDef) -> None:
+        self.functions = functions
+        calls = [n for n in ast.walk(beside) if isinstance(n, ast.Call)]
+        called = [(n, getattr(f, "id", "")) for n in calls for f in (n.func, *n.args[:1])]  # or the partial of one
+        self.by_name = {(name, k.arg) for n, name in called for k in n.keywords}
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        called = getattr(node.func, "id", "")
+        names = [a.arg for a in self.functions[called].args.args] if called in self.functions else []
+        starred = any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords)
+        if starred or len(node.args) > len(names):
+            return node
+        values = dict(zip(names, node.args, strict=False)) | {str(k.arg): k.value for k in node.keywords}
+        ends = (n for n, name in enumerate(names) if name not in values or (called, name) in self.by_name)
+        args = [values.pop(name) for name in names[: next(ends, len(names))]]
+        keywords = [ast.keyword(name, value) for name, value in values.items()]
+        return ast.copy_location(ast.Call(node.func, args, keywords), node)
 
 
 class _Imported(ast.NodeTransformer):

@@ -238,8 +238,12 @@ class _Spread(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         match node.func:
-            case ast.Call(ast.Attribute(attr="partial"), [called, *first], known):
-                return ast.copy_location(ast.Call(called, [*first, *node.args], [*known, *node.keywords]), node)
+            case ast.Call(ast.Attribute(attr="partial"), [called, *first], known) as part:
+                whole: Any = ast.copy_location(ast.Call(called, [*first, *node.args], [*known, *node.keywords]), node)
+                if hasattr(part, "use"):
+                    whole.use = ast.copy_location(ast.Call(part.use, node.args, node.keywords), node)
+                    whole.shared = whole.often = part.shared  # type: ignore[attr-defined]
+                return whole
             case ast.Lambda(ast.arguments([], names, None, [], [], None, []), body) as called if (
                 len(names) == len(node.args) and not node.keywords
             ):
@@ -394,6 +398,12 @@ def _alone(used: Sequence[ast.Name], body: Sequence[ast.stmt]) -> bool:
     if not simple or one_of_many or not any(u in used and id(u) not in inner for u in ast.walk(there)):
         return False
     return not any(must_follow(between, body[0]) for between in body[1:m])
+
+
+def is_naming(node: Any) -> bool:
+    """Whether a statement gives names to values, and does nothing else."""
+    targets = [n for t in getattr(node, "targets", ()) for n in getattr(t, "elts", [t])]
+    return isinstance(node, ast.Assign) and all(isinstance(n, ast.Name) for n in targets)
 
 
 def _is_inner(node: ast.AST) -> bool:

@@ -101,9 +101,13 @@ def _rounds(eqn: Any) -> bool:
 
 
 def _users(jaxpr: Any, eqn: Any) -> set[str]:
-    """The primitives, or functions of jax.numpy, that take an equation's first result."""
-    users = (e for e in jaxpr.eqns if any(v is eqn.outvars[0] for v in e.invars))
-    return {str(e.params.get("name", e.primitive.name)) for e in users}
+    """The primitives, or functions of jax.numpy, that take an equation's first result, in whatever shape."""
+    users = [e for e in jaxpr.eqns if any(v is eqn.outvars[0] for v in e.invars)]
+    further = [_users(jaxpr, e) for e in users if e.primitive.name in _SHAPED]
+    return set().union(*further, {str(e.params.get("name", e.primitive.name)) for e in users})
+
+
+_SHAPED = frozenset("reshape broadcast_in_dim squeeze expand_dims".split())
 
 
 def early_casts(kernel: Any) -> Iterator[Any]:
