@@ -1,8 +1,9 @@
-"""What the TPU compiler and JAX's simulator have answered once, kept in build/: the same question, the same answer.
+"""What the TPU compiler, JAX's simulators and the front ends have answered once, kept in build/: the same question, the
+same answer.
 
 A question is all that has a say in the answer: the program, the chip, the options, the versions, and the code of the
-process that holds the compiler; of the simulator, what it is given, too. A process that was killed, or was late, is
-asked again, and so is a simulator that objects.
+process that holds the compiler; of a simulator, what it is given, too. A process that was killed, or was late, is
+asked again, and so are a simulator that objects to what a kernel did, and a front end that objects to anything.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_puzzles.targets import simulate, warm
+from pallas_puzzles.ir.gpu import as_on_gpu
+from pallas_puzzles.targets import gpu_simulator, simulate, warm
 from pallas_puzzles.targets.tpu import compiler
 
 FOLDER = Path(__file__).parents[1] / "build" / "tpu-cache"
@@ -87,10 +89,7 @@ def simulating(run: Callable[..., Any]) -> Callable[..., Any]:
     def simulated(fn: Any, args: Any, kwargs: Any, timeout_s: float, chip: str, **params: Any) -> Any:
         with simulate.tpu_simulation(chip, **params):
             program = jax.make_jaxpr(functools.partial(fn, **kwargs))(*args)
-        data = jax.tree.map(np.asarray, (args, program.consts))
-        versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
-        text = re.sub(r"\b0x[0-9a-f]+", "", f"{versions} {chip} {params} {program}")  # addresses of functions
-        place = SIMULATED / hashlib.sha256(text.encode() + pickle.dumps(data)).hexdigest()
+        place = _simulated(program, args, f"{chip} {params}")
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
             return pickle.loads(place.read_bytes())
         outputs = run(fn, args, kwargs, timeout_s, chip, **params)
@@ -100,10 +99,60 @@ def simulating(run: Callable[..., Any]) -> Callable[..., Any]:
     return simulated
 
 
+def simulating_gpu(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of `gpu_simulator.simulate`; also of what that simulator cannot run."""
+
+    def simulate_gpu(fn: Any, *args: Any, timeout_s: float = 30.0, **kwargs: Any) -> Any:
+        with as_on_gpu():
+            program = jax.make_jaxpr(functools.partial(fn, **kwargs))(*args)
+        place, answer = _simulated(program, args, "gpu"), None
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            answer = pickle.loads(place.read_bytes())
+        if answer is None:
+            try:
+                answer = run(fn, *args, timeout_s=timeout_s, **kwargs)
+            except simulate.SimulatorUnable as error:
+                if error.running:
+                    raise
+                answer = error
+            _write(place, pickle.dumps(answer))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return simulate_gpu
+
+
+def lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
+    """`Traced.lower` for those who ask whether it raises, and need no more of what it returns."""
+
+    def lowered(self: Any, **asked: Any) -> Any:
+        place = _simulated(self.jaxpr, (), f"{asked} {jax.sharding.get_abstract_mesh()}")
+        if asked.get("lowering_platforms") is None:  # somebody goes on with it
+            return lower(self, **asked)
+        if place.exists():
+            return None
+        result = lower(self, **asked)
+        _write(place, b"")
+        return result
+
+    return lowered
+
+
+def _simulated(program: Any, args: Any, asked: str) -> Path:
+    """Where the answer to what is asked of a program is kept."""
+    data = jax.tree.map(np.asarray, (args, program.consts))
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
+    text = re.sub(r"\b0x[0-9a-f]+", "", f"{versions} {asked} {program}")  # addresses of functions
+    return SIMULATED / hashlib.sha256(text.encode() + pickle.dumps(data)).hexdigest()
+
+
 @pytest.fixture
 def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that ask JAX's simulator whether what is right is right."""
+    """For tests that ask JAX's simulators, and the front ends, whether what is right is right."""
+    monkeypatch.setattr(jax.stages.Traced, "lower", lowering(jax.stages.Traced.lower))
     monkeypatch.setattr(simulate, "_simulated", simulating(simulate._simulated))
+    monkeypatch.setattr(gpu_simulator, "simulate", simulating_gpu(gpu_simulator.simulate))
 
 
 @pytest.fixture

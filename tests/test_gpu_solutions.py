@@ -27,6 +27,7 @@ def shapes_of(case: Case) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in case.inputs]
 
 
+@pytest.mark.usefixtures("simulated_once")
 @pytest.mark.parametrize("puzzle_id", IDS)
 def test_the_front_end_takes_it(puzzle_id: str, pytestconfig: pytest.Config) -> None:
     """The last case for one GPU of each architecture; with --thorough, every case for all of them. Whoever judges the

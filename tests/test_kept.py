@@ -1,12 +1,17 @@
 """The tests' own memory of the TPU compiler and the simulator: one question is asked once, and an answer is kept."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import kept
+from pallas_puzzles.targets import simulate
 from pallas_puzzles.targets.tpu import compiler
 from pallas_puzzles.targets.tpu.chips import CHIPS
+from pallas_puzzles.targets.tpu.lowering import refusal
 from tpu_kernels import needs_compiler
 
 
@@ -107,6 +112,36 @@ def test_a_program_is_simulated_once_for_each_data():
         before = len(ran)
         once(fn, args, kwargs, 1.0, chip, **params)
         assert len(ran) == before + 1
+
+
+def test_what_the_gpu_simulator_cannot_run_is_kept_and_an_accident_is_not():
+    ran = []
+
+    def unable(*args, running, **_):
+        ran.append(args)
+        raise simulate.SimulatorUnable("not this one", running=running)
+
+    for fn, running, times in [(jnp.sin, False, 1), (jnp.cos, True, 3)]:
+        for _ in range(2):
+            with pytest.raises(simulate.SimulatorUnable, match="not this one"):
+                kept.simulating_gpu(functools.partial(unable, running=running))(fn, np.ones(2))
+        assert len(ran) == times
+    again = kept.simulating_gpu(lambda fn, *args, **_: ran.append(fn) or fn(*args))
+    for _ in range(2):
+        assert (again(jnp.tan, np.ones(2)) == jnp.tan(np.ones(2))).all()
+    assert len(ran) == 4
+
+
+def test_what_the_front_end_takes_is_lowered_once_for_each_chip(monkeypatch):
+    lowered = []
+    monkeypatch.setattr(jax.stages.Traced, "lower", kept.lowering(lambda self, **_: lowered.append(self)))
+    for fn, chip, times in [(jnp.sin, "v5e", 1), (jnp.sin, "v6e", 2), (jnp.cos, "v6e", 3)]:
+        for _ in range(2):
+            assert refusal(fn, jnp.ones(2), chip=chip) is None
+        assert len(lowered) == times
+    monkeypatch.setattr(kept, "_write", lambda *_: pytest.fail("a refusal is not kept"))
+    monkeypatch.setattr(jax.stages.Traced, "lower", kept.lowering(lambda self, **_: {}["not taken"]))
+    assert refusal(jnp.tan, jnp.ones(2), chip="v5e")
 
 
 def test_what_the_simulator_objects_to_is_not_kept(folder):
