@@ -481,6 +481,15 @@ def array_captured_by_the_kernel(x):
     return per_tile(kernel, x)
 
 
+@mistake(X, want=lambda x: x + 1)
+def update_of_a_value_in_the_kernel(x):
+    def kernel(x_ref, o_ref):  # <- here
+        result = jnp.zeros(o_ref.shape)
+        o_ref[...] = result.at[:].set(x_ref[...] + 1)
+
+    return per_tile(kernel, x)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Copies and semaphores
 # ---------------------------------------------------------------------------------------------------------------------

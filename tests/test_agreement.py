@@ -74,6 +74,7 @@ def leaves_dtypes(tree: Any) -> list[np.dtype]:
     return [np.asarray(x).dtype for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.usefixtures("simulated_once")
 @pytest.mark.parametrize("exhibit", EVERYTHING.values(), ids=EVERYTHING)
 def test_lens_agrees_with_the_simulator_and_with_numpy(exhibit: Exhibit, pytestconfig: pytest.Config) -> None:
     run = lens.trace(exhibit.fn, *exhibit.args)

@@ -111,6 +111,7 @@ def test_other_names_and_values_with_names_are_no_differences():
         ("x[...] = a\n    y[...] = b", "for ref, value in ((x, a), (y, b)):\n        ref[...] = value"),
         ("a, b = x[...], y[...]\n    return a, b", "a, b = (ref[...] for ref in (x, y))\n    return a, b"),
         ("return g(x, y, bm=8)", "f = functools.partial(g, x, bm=8)\n    return f(y)"),
+        ("return g(functools.partial(y, bm=8))", "f = lambda i, j: y(i, j, bm=8)\n    return g(f)"),
         ("return (g(x, 0) + x, g(x, 1) + x)", "f = lambda n: g(x, n) + x\n    return f(0), f(1)"),
         (
             "@pl.when(x == 0)\n    def _():\n        y[...] = x",
@@ -228,7 +229,7 @@ def centre(x_ref, o_ref, *, num_rows):
 """,
             (
                 6,
-                "`x - clean.mean(axis=0, keepdims=True)` differs from a right one, "
+                "`x - clean.mean(axis=0, keepdims=True)`, or `clean` in it, differs from a right one, "
                 "which is like `x - (...).sum(axis=0, keepdims=True) / "
                 "jnp.minimum(16, num_rows - pl.program_id(0) * 16)`",
             ),
@@ -647,7 +648,52 @@ def test_a_condition_that_is_too_much_is_told():
     answer, right = ({"f": each} for each in as_both(*side_by_side(node, theirs)))
     (told,) = corrections(answer, differences(answer, right), {}, {})
     assert "`@pl.when(pl.program_id(0) > 0)` does not belong here" in told.words
-    assert ast.unparse(followed(node, told.edits)) == ast.unparse(theirs)
+    assert ast.dump(followed(node, told.edits)) == ast.dump(
+        *ast.parse(mine.replace("pl.program_id(0) > 0", "True")).body
+    )
+
+
+def test_what_is_wrong_with_an_expression_may_be_a_value_that_it_uses():
+    mine = (
+        "def f(x_ref, y_ref, o_ref, own):\n"
+        "    part = jnp.dot(clean(x_ref[...]), y_ref[...] * own, precision='highest')\n"
+        "    o_ref[...] = jnp.where(first(own), part, o_ref[...] + part)\n"
+    )
+    theirs = (
+        "def f(x_ref, y_ref, o_ref, own):\n    o_ref[...] = jnp.where(first(own), 0, o_ref[...]) + "
+        "jnp.dot(jnp.where(own, x_ref[...], 0), y_ref[...] * own, precision='highest')\n"
+    )
+    answer = parsed(mine)
+
+    def is_right(functions):
+        text = text_of(functions)
+        _, _, stored = text.partition("o_ref[...] = ")
+        used = text if "part" in stored else stored
+        return "jnp.where(own, x_ref" in used and "clean" not in used
+
+    (only,) = that_matter(answer, differences(answer, parsed(theirs)), is_right, 40)
+    assert (only.line, ast.unparse(only.was)) == (2, "clean(x_ref[...])")
+
+
+def test_a_small_function_that_serves_twice_is_changed_where_one_of_its_uses_is_wrong():
+    mine = "def f(m):\n    rows = lambda i, k: (i, 0)\n    return Spec(m, rows), Spec(8, rows)\n"
+    theirs = "def f(m):\n    return Spec(m, lambda i, k: (k, 0)), Spec(8, lambda i, k: (i, 0))\n"
+    answer = parsed(mine)
+    (told,) = corrections(answer, differences(answer, parsed(theirs)), {}, {})
+    assert (told.line, told.said) == (
+        3,
+        "`(Spec(m, rows), Spec(8, rows))` should be `(Spec(m, lambda i, k: (k, 0)), Spec(8, rows))`",
+    )
+    both = parsed(theirs.replace("8, lambda i, k: (i,", "8, lambda i, k: (k,"))
+    assert {c.line for c in corrections(answer, differences(answer, both), {}, {})} == {2}
+
+
+@pytest.mark.parametrize("mine", ["tile(n, most=x, unit=8)", "tile(n, x, 8)", "tile(size=n, unit=8, most=x)"])
+def test_arguments_are_given_by_name_or_by_place(mine):
+    given = "def tile(size, most, unit):\n    return size\n\n\n"
+    kernel = "def kernel(n, x):\n    return {}\n"
+    assert beside(kernel.format(mine), given + kernel.format("tile(n, x, unit=8)")) == []
+    assert len(beside(kernel.format(mine).replace("8", "4"), given + kernel.format("tile(n, x, unit=8)"))) == 1
 
 
 def test_a_part_of_what_should_be_there_is_enough_where_the_answer_goes_one_way():

@@ -171,12 +171,17 @@ def _moved_most(run: Run, costs: list[Figures]) -> tuple[str, list[SourceLine]]:
     if more <= 0:  # nothing moves twice
         _, trace, row = max(rows, key=lambda each: each[2].hbm_bytes)
         if own := _own_copies(run):
-            line, moved = own[0]
-            advice = (
-                f"The copies that it starts itself move {human_bytes(sum(t.nbytes for _, each in own for t in each))}, "
-                f"most of it at {line}, in {plural(len(moved), 'start')}. Is each of them needed?"
-            )
-            return advice, [at for at, _ in own if at is not None]
+            ends = [(end, line) for line, each in own for t in each for end in (f"to {t.target}", f"from {t.source}")]
+            counts = collections.Counter(end for end, _ in ends)
+            again = next((end for end, _ in ends if counts[end] > 1 and not _is_slot(run, end)), "")
+            lines = list(dict.fromkeys(line for end, line in ends if end == again and line is not None))
+            advice = "Some of the copies that it starts itself are not needed"
+            if again:
+                advice += (
+                    f": copies {again}, for example, start more than once, at {listed([str(line) for line in lines])}"
+                )
+            near = [*lines, *(line for line, _ in own if line is not None)]
+            return f"{advice}.", near
         o = row.operand
         advice = (
             f"No block is copied twice, so it is the arrays that are too large, or too many: {o.name} is {o.dtype} of "
@@ -189,6 +194,11 @@ def _moved_most(run: Run, costs: list[Figures]) -> tuple[str, list[SourceLine]]:
     )
     lines = list(lines_of(row.operand.index_map)) if row.operand.index_map is not None else []
     return advice, [*lines, *trace.call.callers]
+
+
+def _is_slot(run: Run, end: str) -> bool:
+    """Whether the end of a copy is in scratch memory, which is meant to be used again."""
+    return any(end.split()[1].partition("[")[0] == s.name for trace in run.traces for s in trace.call.scratch)
 
 
 def _own_copies(run: Run) -> list[tuple[SourceLine | None, list[Transfer]]]:

@@ -174,7 +174,7 @@ class Judge(Judging):
             diagnosis = self.rounded(run, args, case.blocks, want) or diagnosis
         around = self._around(run)
         part = [f for f in around if f.operand == "result"]  # no news as long as the result is wrong
-        findings = [*(f for f in around if f not in part), *diagnosis.findings, *part]
+        findings = [*(f for f in around if f not in part), *diagnosis.findings] or part
         if len(findings) > 1 and not is_brief() and not {f.kind for f in findings} & {"structure", "shape", "dtype"}:
             findings = self._without_harmless(findings, run, args, case.blocks, want)
         if findings and not is_brief():

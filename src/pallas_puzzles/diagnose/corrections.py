@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves
-from .straight import VERSION, condition_of, copy_of, name_of, reads_of
+from .differences import SHOWN, Difference, Functions, Path, Replaced, applied, moves, share
+from .straight import VERSION, condition_of, copy_of, is_step, name_of, reads_of
 
 _BARE = 8  # characters that say nothing without what stands around them
 _WORTH_DOTS = 12  # characters of what two programs share: fewer are told
 _CONTEXT = 44  # characters of what stands around a small difference
+_LIKE = 0.5  # how much of two expressions is the same, if one is shown as an example of the other
+_FEW_VALUES = 3  # of which one may be what is wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +202,8 @@ def _conditional(
     """What to say of statements that belong under a condition, or of a condition that does not belong there."""
     called, under = names.get(found.function, f"`{found.function}`"), _at(function, found.path[:-2])
     if hasattr(found.should, "around"):
-        words = f"`@{_text(under.decorator_list[0], named)}` does not belong here: what is under it is for all cases"
-        goes = Edit("\n".join(_program(each, named) for each in under.body), under)
+        words = f"`@{_text(under.decorator_list[0], named)}` does not belong here, as what is under it is for all cases"
+        goes = Edit("True", getattr(found.was, "use", found.was))
         return Correction(found.function, found.line, found.line, called, _as_written(words), edits=(goes,))
     body: list[Any] = found.was.around  # type: ignore[union-attr]
     when: Any = copy_of(under.decorator_list[0])
@@ -422,11 +424,24 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
         outline = _outline(should, was, named)
         if inside and len(group.differences) == 1 and first.was and first.should and _fits(outline, old):
             return _words(answer, _Group(first.path, group.differences), named, tell)  # all that differs is in the dots
-        if not re.search(r"\w", outline):  # nothing but dots
+        unlike = tell == "like" and isinstance(was, ast.expr) and share(was, should) < _LIKE  # another way to do it
+        if unlike or not re.search(r"\w", outline):  # nothing but dots
             return "", False
         if not _fits(outline, old):
+            values = [f"`{v}`" for v in _values_in(tree, was, old) if v not in outline] if was and short_old else []
+            mine += f", or {' or '.join(values)} in it," if 0 < len(values) <= _FEW_VALUES else ""
             return f"{mine} differs from a right one, which is like `{outline}`", False
     return f"{mine} is what is wrong" if tell == "where" else f"{mine} differs from a right one", False
+
+
+def _values_in(function: ast.FunctionDef, node: ast.AST, text: str) -> list[str]:
+    """The names in the text of a node that the reader's function gives to calculations and the like, no mere sizes."""
+    given: dict[str, ast.AST] = {
+        name: n.value for n in ast.walk(function) if isinstance(n, ast.Assign) for name in _named_by(n)
+    }
+    given |= {name_of(n.use): n for n in ast.walk(node) if n is not node and hasattr(n, "use")}
+    worked = (name for name, value in given.items() if isinstance(value, ast.BinOp | ast.Call) and not is_step(value))
+    return [name for name in worked if re.search(rf"\b{re.escape(name)}\b", text)]
 
 
 def _fits(outline: str, text: str) -> bool:

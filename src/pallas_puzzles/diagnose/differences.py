@@ -366,7 +366,7 @@ def _of_values(function: ast.FunctionDef, difference: Difference) -> Iterator[li
     ways = []
     for places in values.values():
         x = places[0][1]
-        like = [(_share(x, y), n, y) for n, y in enumerate(ast.walk(should)) if type(y) is type(x)]
+        like = [(share(x, y), n, y) for n, y in enumerate(ast.walk(should)) if type(y) is type(x)]
         much, _, y = max(like, default=(0.0, 0, x))
         if much > _ALIKE_VALUES and key_of(x) != key_of(y):
             ways.append((much, [(path, n, y) for path, n in places]))
@@ -398,7 +398,7 @@ def _alike(difference: Difference, needed: Sequence[Difference]) -> Iterator[lis
     mine = {key_of(x) for _, x in here}
     new = [y for key, y in there.items() if key not in mine]
     here = [(p, x) for p, x in here if key_of(x) not in there]
-    pairs = [(_share(x, y), n, p, x, y) for n, (p, x) in enumerate(here) for y in new if type(x) is type(y)]
+    pairs = [(share(x, y), n, p, x, y) for n, (p, x) in enumerate(here) for y in new if type(x) is type(y)]
     together: dict[int, tuple[ast.AST, list[Difference]]] = {}
     for much, n, path, x, y in sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:_PARTS]:
         if much > _ALIKE_VALUES and _in_parts(x, y):
@@ -420,7 +420,10 @@ def _in_parts(x: ast.AST, y: ast.AST) -> bool:
 
 def _with_parts_of(was: ast.expr, should: ast.expr) -> ast.expr | None:
     """The right expression with parts of the answer's in the places of parts that are much like them; None for none."""
-    mine = [n for n in ast.walk(was) if isinstance(n, ast.expr) and n is not was and size_of(n) > _PART]
+    parts = [n for n in ast.walk(was) if isinstance(n, ast.expr) and n is not was and size_of(n) > _PART]
+    mine = [
+        n for n in parts if getattr(getattr(n, "value", None), "attr", "") != "shape"
+    ]  # another size is another one
     keys = {key_of(n) for n in mine}
     exchanged = []
 
@@ -430,8 +433,8 @@ def _with_parts_of(was: ast.expr, should: ast.expr) -> ast.expr | None:
         if not isinstance(node, ast.AST) or key_of(node) in keys:
             return node
         like = [m for m in mine if type(m) is type(node) and _in_parts(m, node)] if node is not should else []
-        best = max(like, key=lambda m: _share(m, node), default=None)
-        if best is not None and _share(best, node) > _MUCH:
+        best = max(like, key=lambda m: share(m, node), default=None)
+        if best is not None and share(best, node) > _MUCH:
             exchanged.append(copy_of(best))
             exchanged[-1].own = True
             return exchanged[-1]
@@ -444,7 +447,7 @@ def _with_parts_of(was: ast.expr, should: ast.expr) -> ast.expr | None:
     return changed if exchanged else None
 
 
-def _share(a: ast.AST, b: ast.AST) -> float:
+def share(a: ast.AST, b: ast.AST) -> float:
     """How much of two expressions is the same, from 0 to 1."""
     return 2 * _shared(a, b) / (len(_words(a)) + len(_words(b)))
 
@@ -886,7 +889,7 @@ def _with_names_of(mine: ast.FunctionDef, theirs: ast.FunctionDef) -> ast.Functi
             votes[name, to] += 50
     for value, name in _values_of_names(renamed):
         for given, to in _values_of_names(mine):
-            same = _share(value, given) if type(value) is type(given) and not _of_others(value, given) else 0
+            same = share(value, given) if type(value) is type(given) and not _of_others(value, given) else 0
             votes[name, to] += 50 if same > 1 else round(_LIKE_VALUES * same) if same > _ALIKE_VALUES else 0
     a, b = [_word(n, other) for n in in_order(mine)], [_word(n, own) for n in in_order(theirs)]
     nodes, others = list(in_order(mine)), list(in_order(theirs))

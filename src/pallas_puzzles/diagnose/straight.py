@@ -233,7 +233,21 @@ def _filled(names: Sequence[str], values: Sequence[ast.expr], node: Any) -> Any:
 
 
 class _Spread(ast.NodeTransformer):
-    """`functools.partial(f, a)(b, c=d)` as `f(a, b, c=d)`, and a lambda that is called."""
+    """`functools.partial(f, a)(b, c=d)` as `f(a, b, c=d)`, and a lambda that is called. A lambda that only calls f with
+    what it gets, and keywords, is a partial."""
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        self.generic_visit(node)
+        match node:
+            case ast.Lambda(ast.arguments([], names, None, [], [], None, []), ast.Call(called, args, [_, *_] as known)):
+                own = {a.arg for a in names}
+                same = [getattr(a, "id", "") for a in args] == [a.arg for a in names]
+                if same and not own & {name for n in (called, *(k.value for k in known)) for name in reads_of(n)}:
+                    partial = ast.Attribute(ast.Name("functools", ast.Load()), "partial", ast.Load())
+                    new = ast.copy_location(ast.Call(partial, [called], known), node)
+                    vars(new).update({k: v for k, v in vars(node).items() if k not in node._fields})
+                    return ast.fix_missing_locations(new)
+        return node
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
