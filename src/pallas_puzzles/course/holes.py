@@ -34,13 +34,13 @@ def as_function(statement: ast.stmt) -> ast.FunctionDef | None:
     return None
 
 
-def unwritten(fn: Callable[..., Any]) -> list[str]:
-    """The holes of the course that `fn` uses and that still hold the skeleton's code."""
+def unwritten(fn: Callable[..., Any], puzzles: Sequence[Any] | None = None) -> list[str]:
+    """The holes of these puzzles, by default of all, that `fn` uses and that still hold the skeleton's code."""
     plain = wrapped(fn)
     names = getattr(plain, "__globals__", {})
     used = names_used(plain, names, set())
     found = []
-    for puzzle in curriculum.all_puzzles():
+    for puzzle in curriculum.all_puzzles() if puzzles is None else puzzles:
         if used & set(puzzle.holes):
             holes = {n: getattr(names.get(n), "__code__", None) for n in puzzle.holes if n in used}
             found += untouched(puzzle, {n: c for n, c in holes.items() if c is not None})
@@ -49,7 +49,8 @@ def unwritten(fn: Callable[..., Any]) -> list[str]:
 
 def unwritten_before(known: Any, fn: Callable[..., Any]) -> dict[str, Any]:
     """The holes of earlier puzzles that `fn` uses and that still hold the skeleton's code, each with its puzzle."""
-    missing, (*earlier, _) = unwritten(fn), curriculum.until(known)
+    *earlier, _ = curriculum.until(known)
+    missing = unwritten(fn, earlier)
     return {hole: each for each in earlier for hole in each.holes if hole in missing}
 
 

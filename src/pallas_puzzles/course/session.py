@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
 import os
 import sys
@@ -110,7 +111,6 @@ class _Session:
         self.replaced: dict[str, list[_Statement]] = {}  # hole -> what runs in its place
         self.files = {each.file for each in cells}
         self.notes: list[str] = []
-        self.elsewhere: dict[str, tuple[str, str]] = {}  # a hole of another puzzle -> its id, and the course's answer
         if path.suffix == ".ipynb":
             self.names["display"] = lambda *objects, **options: None  # IPython gives a notebook this name
 
@@ -210,12 +210,6 @@ class _Session:
             cells, name = [Cell("code", overlay, 1, "<overlay>")], "<overlay>"
             remember(name, overlay)
         given = book.given
-        self.elsewhere = {
-            name: (each.id, ast.unparse(node))
-            for each in book.puzzles
-            if each.id != self.target.id
-            for name, node in top_functions(ast.parse(each.solution)).items()
-        }
         for each in until(self.target)[:-1]:
             file = f"<solution of {each.id}>"
             remember(file, each.solution)
@@ -265,8 +259,8 @@ class _Session:
                 fills[node.name] = each
             elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in given:
                 place, mine = f"{each.file}:{node.lineno}: {node.name}", ast.unparse(node)
-                where, theirs = self.elsewhere.get(node.name, ("", ""))
-                if where and puzzle is self.target and not ast_equal(theirs, mine):
+                where, theirs = self._elsewhere.get(node.name, ("", None))
+                if theirs and puzzle is self.target and not ast_equal(ast.unparse(theirs), mine):
                     self.notes.append(f"{place} belongs to {where}, and is left out: the course's own answer is used")
                 elif node.name not in notebook(puzzle.path).holes and not ast_equal(given[node.name], mine):
                     self.notes.append(f"{place} is left out: the notebook's own is used")
@@ -277,6 +271,16 @@ class _Session:
             ):
                 helpers.append(each)
         return fills, helpers
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[str, tuple[str, ast.FunctionDef]]:
+        """Of the holes of other puzzles: its id, and the course's answer."""
+        return {
+            name: (each.id, node)
+            for each in notebook(self.target.path).puzzles
+            if each.id != self.target.id
+            for name, node in top_functions(ast.parse(each.solution)).items()
+        }
 
     # -- errors
 

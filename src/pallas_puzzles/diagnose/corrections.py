@@ -424,7 +424,8 @@ def _words(answer: Functions, group: _Group, named: Mapping[str, str], tell: str
         outline = _outline(should, was, named)
         if inside and len(group.differences) == 1 and first.was and first.should and _fits(outline, old):
             return _words(answer, _Group(first.path, group.differences), named, tell)  # all that differs is in the dots
-        unlike = tell == "like" and isinstance(was, ast.expr) and share(was, should) < _LIKE  # another way to do it
+        compared = tell == "like" and isinstance(was, ast.expr) and not isinstance(was, ast.Name)
+        unlike = compared and share(was, should) < _LIKE  # another way to do it
         if unlike or not re.search(r"\w", outline):  # nothing but dots
             return "", False
         if not _fits(outline, old):
