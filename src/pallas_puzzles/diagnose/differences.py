@@ -421,9 +421,8 @@ def _in_parts(x: ast.AST, y: ast.AST) -> bool:
 def _with_parts_of(was: ast.expr, should: ast.expr) -> ast.expr | None:
     """The right expression with parts of the answer's in the places of parts that are much like them; None for none."""
     parts = [n for n in ast.walk(was) if isinstance(n, ast.expr) and n is not was and size_of(n) > _PART]
-    mine = [
-        n for n in parts if getattr(getattr(n, "value", None), "attr", "") != "shape"
-    ]  # another size is another one
+    # of sizes, x.shape[0] and x.shape[1], none is the other
+    mine = [n for n in parts if getattr(getattr(n, "value", None), "attr", "") != "shape"]
     keys = {key_of(n) for n in mine}
     exchanged = []
 
