@@ -905,6 +905,25 @@ def shift_map(i, j):
 
 
 @pytest.mark.parametrize(
+    "maps",
+    [
+        "scale_map = only(0)\nshift_map = only(1)\n",
+        "scale_map, shift_map = only(0), only(1)\n",
+        "scale_map = functools.partial(lambda n, i, j: (i, n), 0)\nshift_map = only(1)\n",
+    ],
+)
+def test_a_hole_may_be_filled_with_a_function_that_another_one_makes(maps):
+    overlay = (
+        "import functools\n\n\ndef scale_shift_kernel(x_ref, scale_ref, shift_ref, o_ref):\n"
+        "    o_ref[...] = x_ref[...] * scale_ref[...] + shift_ref[...]\n\n\n"
+        "def only(axis):\n    return (lambda i, j: (i, 0)) if axis == 0 else (lambda i, j: (0, j))\n\n\n"
+    )
+    assert session.run("basics/5", overlay=overlay + maps)
+    verdict = session.run("basics/5", overlay=overlay.replace("scale_ref[...]", "scale_ref[0]") + maps)
+    assert "scale_ref[0]" in verdict.findings[0].cause
+
+
+@pytest.mark.parametrize(
     ("maps", "told"),
     [
         (

@@ -226,12 +226,12 @@ class _Session:
             raise _Stop(error) from error
         fills, helpers = self._sort(puzzle, statements, given)
         for hole, each in fills.items():
-            assert isinstance(each.node, ast.FunctionDef)
-            theirs, ours = bare_signature(each.node), signature(puzzle, hole)
-            if theirs != ours and not called_alike(each.node, ours):
-                raise CurriculumError(
-                    f"{name}:{each.node.lineno}: {theirs} is not what {puzzle.id} asks for: write it as {ours}"
-                )
+            if isinstance(each.node, ast.FunctionDef):
+                theirs, ours = bare_signature(each.node), signature(puzzle, hole)
+                if theirs != ours and not called_alike(each.node, ours):
+                    raise CurriculumError(
+                        f"{name}:{each.node.lineno}: {theirs} is not what {puzzle.id} asks for: write it as {ours}"
+                    )
             self.replaced[hole] = [each]
         filled = [hole for hole in puzzle.holes if hole in fills]
         late = {hole: hole for hole in filled}  # what is there behind which hole
@@ -257,6 +257,8 @@ class _Session:
             node = each.node
             if isinstance(node, ast.FunctionDef) and node.name in puzzle.holes:
                 fills[node.name] = each
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and (made := names_bound(node) & {*puzzle.holes}):
+                fills |= dict.fromkeys(made, each)  # functions that others have made
             elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in given:
                 place, mine = f"{each.file}:{node.lineno}: {node.name}", ast.unparse(node)
                 where, theirs = self._elsewhere.get(node.name, ("", None))

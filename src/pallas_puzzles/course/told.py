@@ -51,7 +51,8 @@ def told(
         and seen.kind not in SAYS_LITTLE | _GUESSED | _ALSO_RIGHT
         and seen.line is not None
     ):
-        return [seen, first, *others]
+        proven = all(c.told and c.tried for c in found)  # that says what to do
+        return [seen.but(cause=seen.seen) if proven else seen, first, *others]
     elif covered and seen.kind not in SAYS_LITTLE | _GUESSED and not (found[0].told and _is_symptom(seen, len(found))):
         at_def = seen.line is not None and seen.line.text.startswith("def ")
         cause = seen.seen if found[0].told and seen.step is not None else seen.cause  # it says what helped
@@ -102,4 +103,8 @@ def _sentences(found: Sequence[Correction]) -> list[str]:
         words[-1] += ": then everything is right"
     if all(c.told and c.tried for c in found):
         words[:-1] = [f"{each}; the change below is needed, too" for each in words[:-1]]
+    elif not any(c.whole for c in found):  # alone, none of them is enough
+        words[:-1] = [
+            f"{w}; the place below has to change with it" if c.told else w for c, w in zip(found, words, strict=False)
+        ][:-1]
     return [f"{each[:1].upper()}{each[1:]}." for each in words]
