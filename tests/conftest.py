@@ -50,7 +50,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 def pytest_xdist_auto_num_workers() -> int:
     if ON_TPU:
         return 0  # a TPU belongs to one process at a time
-    return min(os.cpu_count() or 1, 4)
+    return min((os.cpu_count() or 1) + 1, 4)  # some tests wait, for a browser or another process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
