@@ -116,10 +116,8 @@ def branches(call: Call, most: int) -> Iterator[Finding]:
     found = list(named(call.kernel, "cond", "while", "scan"))
     if len(found) > most:
         many = "a branch" if len(found) == 1 else f"{len(found)} branches"
-        loops = primitive_of(found[0]) != "cond"
-        advice = "Choose values instead of code: jnp.where."
-        if most or loops:
-            advice = "A grid makes a loop needless." if loops else "Do more of it in one of them."
+        advice = "Choose values instead of code: jnp.where." if most == 0 else "Do more of it in one of them."
+        advice = advice if primitive_of(found[0]) == "cond" else "A grid makes a loop needless."
         text = f"with {many} (pl.when, cond, or a loop); the budget is {most}. {advice}"
         yield over("branches", text, [f"{line_of(e)}" for e in found[1:4]], line_of(found[0]))
 

@@ -105,6 +105,6 @@ def _sentences(found: Sequence[Correction]) -> list[str]:
         words[:-1] = [f"{each}; the change below is needed, too" for each in words[:-1]]
     elif not any(c.whole for c in found):  # alone, none of them is enough
         words[:-1] = [
-            f"{w}; the place below has to change with it" if c.told else w for c, w in zip(found, words, strict=False)
+            f"{w}; the place below has to change with it" if c.told else w for c, w in zip(found, words, strict=True)
         ][:-1]
     return [f"{each[:1].upper()}{each[1:]}." for each in words]

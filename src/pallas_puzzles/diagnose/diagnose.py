@@ -143,7 +143,7 @@ def _form(tree: Any) -> str:
     """How results lie in one another. Whether in a list or a tuple is all the same."""
     if isinstance(tree, list | tuple):
         return f"({', '.join(map(_form, tree))}{',' * (len(tree) == 1)})"
-    return "array"
+    return "None" if tree is None else "array"
 
 
 def _about_dtype(got: np.dtype, want: np.dtype) -> str:

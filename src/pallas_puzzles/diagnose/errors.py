@@ -40,12 +40,9 @@ _ERRORS: list[tuple[str, str, str]] = [
     (r"Index map function.*must not capture constants", "map-constants",
      "an index map uses an array from outside. Python numbers may be used there; an array of indices is prefetched "
      "(pltpu.PrefetchScalarGridSpec), and index maps get it as a Ref behind the grid indices"),
-    (r"captures constants \[\w+\[0\](?:, \w+\[0\])*\]", "update",
-     "an update such as x.at[...].set(...) makes a new array, and this one a kernel cannot make: store into a part of "
-     "a Ref, ref[...] = value, or choose values with jnp.where"),
     (r"captures constants", "constants",
      "the kernel uses an array from outside: pass it as an input, or build it inside with jnp.zeros, jnp.full or "
-     "lax.broadcasted_iota"),
+     "lax.broadcasted_iota. An update such as x.at[:].set(...) makes one, too: store into a Ref instead"),
     (r"Pred must be a scalar", "when-array",
      "pl.when asks for one yes or no, and this condition is an array: jnp.where(condition, a, b) chooses element by "
      "element"),
