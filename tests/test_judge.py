@@ -208,7 +208,7 @@ def test_the_other_commands_do_not_pass_either(place, puzzles, command):
 def ask(place: Path) -> dict:
     (place / "answer.py").write_text(ADD_ONE)
     with worker.Judge() as judge:
-        return judge.ask("check", "demo/1", place / "answer.py", place / "answer.py")
+        return judge.answer("check", "demo/1", place / "answer.py", place / "answer.py")
 
 
 @linux
@@ -270,7 +270,7 @@ def _text(path: Path) -> str:
 
 def test_wrong_questions_are_no_verdicts(place):
     with worker.Judge() as judge, pytest.raises(CurriculumError, match="there is no puzzle 'demo/9'"):
-        judge.ask("check", "demo/9", place / "mine" / "demo.py")
+        judge.answer("check", "demo/9", place / "mine" / "demo.py")
 
 
 def test_a_worker_that_is_killed_takes_another_process(place):

@@ -188,7 +188,7 @@ def check(what: str, overlay: Path | None, traceback: bool, any_order: bool, as_
         if not as_json:
             print(f"{what or ids[0]}: {source}", flush=True)
         for puzzle_id in ids:
-            answer = judged(puzzle_id, judge.ask("check", puzzle_id, source, overlay))
+            answer = judged(puzzle_id, judge.answer("check", puzzle_id, source, overlay))
             verdict = answer["verdict"]
             verdicts.append({**verdict, "traceback": answer["traceback"]} if traceback else verdict)
             # what is laid over the holes is not the reader's own work; an untouched hole, or no verdict, is no attempt
@@ -269,7 +269,7 @@ def show(puzzle_id: str, browser: bool, overlay: Path | None) -> None:
     """Draw what your kernel does: blocks, copies, traffic. In the terminal, or as a page. Exits with 1 if unwritten."""
     puzzle = _puzzle_or_next(puzzle_id)
     with _source(puzzle.notebook, overlay) as source, Judge() as judge:
-        answer = judge.ask("show", puzzle.id, source, overlay)
+        answer = judge.answer("show", puzzle.id, source, overlay)
     if "picture" not in answer:
         _say_verdict(judged(puzzle.id, answer))
         raise Exit(NOT_SOLVED)
@@ -337,7 +337,7 @@ def _add_compiler(machine: str, default: str, known: str, example: str, about: s
         with _source(curriculum.puzzle(puzzle_id).notebook, overlay) as source, Judge() as judge:
             print(f"{puzzle_id}: {source}", flush=True)
             for target in targets:
-                answer = judged(puzzle_id, judge.ask(machine, puzzle_id, source, overlay, chip=target.name))
+                answer = judged(puzzle_id, judge.answer(machine, puzzle_id, source, overlay, chip=target.name))
                 _say_verdict(answer)
                 code = max(code, SOLVED if answer.get("compiles") else NOT_SOLVED)
                 if answer.get("unavailable"):
@@ -384,7 +384,7 @@ def bench(
         with tempfile.TemporaryDirectory(prefix="puzzles-") as folder:
             kept = Path(folder) / "kept.json"
             try:
-                answer = judge.ask("bench", puzzle_id, source, overlay, sweep=sweep, kept=str(kept))
+                answer = judge.answer("bench", puzzle_id, source, overlay, sweep=sweep, kept=str(kept))
             except KeyboardInterrupt:
                 benchmark.say(benchmark.kept(kept, "You stopped it."), files, old)
                 raise

@@ -91,10 +91,7 @@ class Watch:
             self._key(what)
         elif kind == "again":
             self._prompt()
-        elif "died" in what:
-            if what["process"] == self.worker.number and self.since is not None:
-                self._answer({"none": what["died"], "printed": ""})
-        elif what.get("id") == self.number:
+        elif what["id"] == self.number:
             self._answer(what)
 
     # -- files
@@ -179,7 +176,7 @@ class Watch:
         while time.monotonic() < end:
             with contextlib.suppress(queue.Empty):
                 kind, what = self.events.get(timeout=0.05)
-                if kind == "answer" and ("died" in what or what.get("id") == self.number):
+                if kind == "answer" and what["id"] == self.number:
                     break
                 kept.append((kind, what))
         else:

@@ -38,7 +38,7 @@ START_LIMIT_S = 120.0
 class Worker:
     """Takes requests (serving.py). `tell` is called, in a thread of its own, with every answer.
 
-    When the process ends without being asked to, the answer is {"died": sentence, "process": number}.
+    When the process ends without being asked to, the last request is answered by a sentence on that: {"none": sentence}.
     """
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
@@ -47,46 +47,36 @@ class Worker:
 
     def ask(self, message: Message) -> None:
         """Sends a request; to a new process where the last one has died. Returns at once."""
-        if self._process is None or self._process.over:
+        if self._process is None or not self._process.send(message):
             self._process = _Process(self._tell)
-        self._process.send(message)
+            self._process.send(message)
 
     def kill(self) -> None:
         """Ends the process at once, whatever it is doing; `ask` takes another."""
         if self._process is not None:
             self._process.kill()
 
-    @property
-    def number(self) -> int:
-        """Tells the present process from those before it."""
-        return id(self._process)
 
+class Judge(Worker):
+    """The same for a command, which waits for each answer: `with Judge() as judge: judge.answer("check", ...)`."""
 
-class Judge:
-    """The same for a command, which waits for each answer: `with Judge() as judge: judge.ask("check", ...)`."""
+    def __init__(self) -> None:
+        self._answers: queue.Queue[Message] = queue.Queue()
+        super().__init__(self._answers.put)
 
     def __enter__(self) -> Self:
-        self._answers: queue.Queue[Message] = queue.Queue()
-        self._worker = Worker(self._answers.put)
-        self._asked = 0
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._worker.kill()
+        self.kill()
 
-    def ask(self, do: str, puzzle_id: str, source: Path, overlay: Path | None = None, **more: Any) -> Message:
+    def answer(self, do: str, puzzle_id: str, source: Path, overlay: Path | None = None, **more: Any) -> Message:
         """The answer. Raises CurriculumError for what is no fault of an answer to the puzzle."""
-        self._asked += 1
-        self._worker.ask(request(self._asked, do, puzzle_id, source, overlay=overlay and str(overlay), **more))
-        while True:
-            answer = self._answers.get()
-            if answer.get("process") == self._worker.number:
-                answer = {"none": answer["died"], "printed": ""}
-            elif answer.get("id") != self._asked:
-                continue
-            if "wrong" in answer:
-                raise curriculum.CurriculumError(answer["wrong"])
-            return answer
+        self.ask(request(0, do, puzzle_id, source, overlay=overlay and str(overlay), **more))
+        answer = self._answers.get()
+        if "wrong" in answer:
+            raise curriculum.CurriculumError(answer["wrong"])
+        return answer
 
 
 def judged(puzzle_id: str, answer: Message) -> Message:
@@ -115,8 +105,10 @@ class _Process:
     """One process, from its start to its end. What is sent before it is there waits for it."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
-        self.over = False
+        self._over = False
         self._tell = tell
+        self._unanswered: int | None = None  # the request that it is at
+        self._lock = threading.Lock()  # of what is told, and whether it is over
         self._kill: Callable[[], None] = lambda: None
         self._unsent: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # the folder and the environment are the command's own: the process may be older than either
@@ -124,20 +116,25 @@ class _Process:
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
-    def send(self, message: Message) -> None:
-        self._unsent.put(message)
+    def send(self, message: Message) -> bool:
+        """False where the process has ended, and nothing will come of it."""
+        with self._lock:
+            self._unanswered = message.get("id", self._unanswered)
+            self._unsent.put(message)
+            return not self._over
 
     def kill(self) -> None:
-        self.over = True
+        self._over = True
         self._kill()
         self._thread.join(timeout=1)  # not for long: it may be waiting for a process that has never answered
 
     def _live(self) -> None:
         connection = _connected()
         code, last = self._live_forked(connection) if connection is not None else self._live_alone()
-        if not self.over:
-            self.over = True
-            self._tell({"died": _ending(code, last), "process": id(self)})
+        with self._lock:
+            if not self._over and self._unanswered is not None:
+                self._tell({"id": self._unanswered, "none": _ending(code, last), "printed": ""})
+            self._over = True
 
     def _live_forked(self, connection: socket.socket) -> tuple[int | None, str]:
         with (
@@ -166,7 +163,7 @@ class _Process:
     def _talk(self, requests: IO[str], answers: IO[str], kill: Callable[[], None]) -> Message:
         """Sends what is to be sent and hands on what comes, to the end; how it ended, where that is said."""
         self._kill = kill
-        if self.over:
+        if self._over:
             kill()
         writer = threading.Thread(target=self._write, args=(requests,), daemon=True)
         writer.start()
@@ -179,9 +176,11 @@ class _Process:
                     continue
                 if "ended" in message:
                     ending = message
-                elif not self.over:
-                    self.over = message["leaves"]
-                    self._tell(message)
+                    continue
+                with self._lock:
+                    if not self._over:
+                        self._over, self._unanswered = message["leaves"], None
+                        self._tell(message)
         self._kill = lambda: None
         self._unsent.put(None)
         writer.join()
