@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_puzzles import own_kernels
+from pallas_puzzles import own_kernels, solved_function
 from pallas_puzzles.app import workspace
 from pallas_puzzles.course import curriculum
 from pallas_puzzles.course.curriculum import CurriculumError
@@ -42,16 +42,16 @@ def folder(laid, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("puzzle", "name"), BORROWED)
 def test_nothing_is_borrowed_before_it_is_solved(folder, puzzle, name):
-    assert workspace.solved_function(puzzle, name) is None
+    assert solved_function(puzzle, name) is None
     record(puzzle, True)  # recorded, and yet the file has only the skeleton
-    assert workspace.solved_function(puzzle, name) is None
+    assert solved_function(puzzle, name) is None
 
 
 def test_nothing_is_borrowed_without_a_workspace(tmp_path, monkeypatch):
     monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     record("matmul/9", True)
-    assert workspace.solved_function("matmul/9", "product") is None
+    assert solved_function("matmul/9", "product") is None
 
 
 def test_own_kernels_are_the_readers_where_they_fit(folder):
@@ -89,9 +89,9 @@ def test_own_kernels_knows_no_other_names(folder):
 @pytest.mark.parametrize(("puzzle", "name"), BORROWED)
 def test_what_is_solved_is_borrowed_and_works(folder, puzzle, name):
     solve(folder, puzzle.partition("/")[0])
-    assert workspace.solved_function(puzzle, name) is None  # not recorded as solved
+    assert solved_function(puzzle, name) is None  # not recorded as solved
     record(puzzle, True)
-    fn = workspace.solved_function(puzzle, name)
+    fn = solved_function(puzzle, name)
     assert fn is not None
     rng = np.random.default_rng(0)
     x, w, gamma = (rng.standard_normal(s, np.float32) for s in ((128, 256), (256, 128), (1, 256)))

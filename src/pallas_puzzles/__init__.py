@@ -13,8 +13,7 @@ spare_libtpu()  # before anything asks JAX for a device
 _problem = too_old()
 
 if TYPE_CHECKING:
-    from .app.borrowed import own_kernels
-    from .app.workspace import solved_function
+    from .app.borrowed import own_kernels, solved_function
     from .course.check import check, check_call
     from .course.hints import hint
     from .course.holes import unwritten
@@ -39,7 +38,7 @@ _COMES_FROM = {
     "op_by_op": "speed.work",
     "own_kernels": "app.borrowed",
     "progress": "course.progress",
-    "solved_function": "app.workspace",
+    "solved_function": "app.borrowed",
     "unwritten": "course.holes",
 }
 # The same, of what is displayed at once

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ..course import cases, curriculum
 from ..course.progress import load
-from .workspace import WorkspaceError, current_file, find, solved_function
+from .workspace import WorkspaceError, current_file, find
 
 
 class Kernels(SimpleNamespace):
@@ -34,28 +36,45 @@ def own_kernels(**wanted: Sequence[Any]) -> Kernels:
     course's (its results, its gradients, 16-bit numbers on the way) is left out, and the text says why.
     Raises CurriculumError for a puzzle or a name that the course does not have.
     """
-    return Kernels({name: _found(name, *each, state=_state(each[0])) for name, each in wanted.items()})
+    return Kernels({name: _found(name, *each, solved=_solved_in(each[0])) for name, each in wanted.items()})
 
 
-def _state(puzzle_id: str) -> tuple[Any, ...] | None:
-    """What says whether a reader's file has to be read again; None where the puzzle is not solved there."""
+def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
+    """A function of another notebook, with the reader's own answers in it; None where there is no such thing.
+
+    puzzle_id: the puzzle that has to be solved, in the workspace's file. name: a function that is there once it is.
+    """
+    from ..course import session
+    from ..course.holes import unwritten
+
+    try:
+        solved = _solved_in(puzzle_id)
+        subject = session.run(puzzle_id, source=solved[0], judge=False).subject if solved else None
+    except curriculum.CurriculumError:
+        return None
+    found = inspect.unwrap(subject.fn).__globals__.get(name) if subject is not None else None
+    return found if callable(found) and not unwritten(found) else None
+
+
+def _solved_in(puzzle_id: str) -> tuple[Path, int] | None:
+    """The reader's file, and when it was written; None where the puzzle is not solved there."""
     try:
         if not load().solved(puzzle_id):
             return None
         file = current_file(find(), curriculum.puzzle(puzzle_id).notebook)
     except WorkspaceError:
         return None
-    return str(file), file.stat().st_mtime_ns
+    return file, file.stat().st_mtime_ns
 
 
-@functools.lru_cache(maxsize=64)
-def _found(name: str, puzzle_id: str, *args: Any, state: tuple[Any, ...] | None) -> tuple[Any, str]:
+@functools.lru_cache(maxsize=64)  # of a file that has not changed
+def _found(name: str, puzzle_id: str, *args: Any, solved: tuple[Path, int] | None) -> tuple[Any, str]:
     puzzle = curriculum.puzzle(puzzle_id)
     where = f"{puzzle.notebook}.py Puzzle {puzzle.number}"
     course = cases.official(puzzle_id).fn.__globals__.get(name)
     if not callable(course):
         raise curriculum.CurriculumError(f"{where} defines no function {name!r}: look for its name in {puzzle.path}")
-    mine = solved_function(puzzle_id, name) if state else None
+    mine = solved_function(puzzle_id, name) if solved else None
     if mine is None:
         return course, f"the course's: {where} is not solved here"
     why = _unfit(mine, course, args)

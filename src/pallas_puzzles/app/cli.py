@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import webbrowser
@@ -86,12 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(WRONG_USE)
-    except (
-        installation.WrongVersion,
-        curriculum.CurriculumError,
-        workspace.WorkspaceError,
-        terminal.NobodyToAsk,
-    ) as error:
+    except (installation.WrongVersion, curriculum.CurriculumError) as error:
         if "--json" in words:
             print(json.dumps({"version": 1, "error": str(error)}))
         terminal.warn(str(error))
@@ -216,17 +210,13 @@ def watch(what: str, any_order: bool) -> None:
     from .watch import Watch
 
     folder = workspace.find()
-    names = [book.name for book in curriculum.notebooks()]
-    state = load()
-    if what in names:
-        mine = curriculum.in_notebook(what)
-        puzzle = next((each for each in mine if not state.solved(each.id)), mine[0])
-        puzzle = _open_puzzle(puzzle.id, any_order)
-    else:
-        puzzle = _open_puzzle(what, any_order)
+    book, state = _notebook(what), load()
+    if book:
+        first = next((each for each in book.puzzles if not state.solved(each.id)), book.puzzles[0])
+    puzzle = _open_puzzle(first.id if book else what, any_order)
     curriculum.read_cells(workspace.current_file(folder, puzzle.notebook))
     _in_step(folder, puzzle.notebook)
-    Watch(folder, puzzle, only=what if what in names else "", any_order=any_order).run()
+    Watch(folder, puzzle, only=what if book else "", any_order=any_order).run()
     sys.stdout.flush()
     os._exit(SOLVED)  # Python would take up to a second to put everything away, and whoever quits would wait
 
@@ -288,19 +278,15 @@ def show(puzzle_id: str, browser: bool, overlay: Path | None) -> None:
 def reset(what: str, yes: bool) -> None:
     """Take a puzzle, a notebook or everything back to the start. Says what will be lost, asks, keeps the old file."""
     folder = workspace.find()
-    books = [book for book in curriculum.notebooks() if what in ("", book.name)]
+    book = _notebook(what)
+    books = [book] if book else [] if what else curriculum.notebooks()
     puzzles = [each for book in books for each in book.puzzles] if books else [curriculum.puzzle(what)]
     for line in workspace.losses(folder, puzzles):
         print(line)
     if not terminal.agreed(f"Reset {what or 'everything'}?", yes):
         print("nothing is reset")
         raise Exit(NOT_SOLVED)
-    kept = []
-    if books:
-        for book in books:
-            kept += workspace.reset_notebook(folder, book)
-    else:
-        kept += workspace.reset_puzzle(folder, puzzles[0])
+    kept = [aside for each in books or puzzles for aside in workspace.reset(folder, each)]
     forget(each.id for each in puzzles)
     print(f"{what or 'everything'} is as it was at the start")
     if kept:
@@ -397,25 +383,6 @@ def bench(
     raise Exit(SOLVED if benchmark.has_own(results) else NOT_SOLVED)
 
 
-@app.group(hidden=True)
-def dev() -> None:
-    """For authors of puzzles, in a clone of the project."""
-
-
-@dev.command(
-    epilog="Example: puzzles dev mutants basics/9",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
-@click.pass_context
-def mutants(ctx: click.Context) -> None:
-    """Make small mistakes in the solutions by program, and show which of them the checks accept."""
-    script = installation.ROOT / "tests" / "mutants.py"
-    if not script.is_file():
-        raise curriculum.CurriculumError("mutants are for authors, and made in a clone of the project")
-    raise Exit(subprocess.call([sys.executable, str(script), *ctx.args]))
-
-
 @app.command("list", epilog="Example: puzzles list --json")
 @as_json
 def list_puzzles(as_json: bool) -> None:
@@ -455,6 +422,10 @@ def _numbered(puzzles: list[str]) -> str:
     numbers = [each for each in puzzles if each]
     words = [f"Puzzle{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"] if numbers else []
     return " and ".join([*words, *(["the cells around the puzzles"] if "" in puzzles else [])])
+
+
+def _notebook(name: str) -> curriculum.Notebook | None:
+    return next((each for each in curriculum.notebooks() if each.name == name), None)
 
 
 def _puzzle_or_next(puzzle_id: str) -> curriculum.Puzzle:
@@ -538,12 +509,8 @@ def _puzzle_ids(what: str) -> list[str]:
     if not what:
         upcoming = load().next()
         return [upcoming.id] if upcoming else []
-    if "/" in what:  # one notebook to read, not all of them
-        return [curriculum.puzzle(what).id]
-    for book in curriculum.notebooks():
-        if book.name == what:
-            return [each.id for each in book.puzzles]
-    return [curriculum.puzzle(what).id]
+    book = None if "/" in what else _notebook(what)  # one notebook to read, not all of them
+    return [each.id for each in (book.puzzles if book else [curriculum.puzzle(what)])]
 
 
 def _line(verdict: dict[str, Any]) -> str:

@@ -4,30 +4,19 @@ jupytext imports Jupyter's server where there is one. nbformat imports jsonschem
 durations where it can: that takes a second, and notebooks hold neither.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator
 
 NOT_NEEDED = {"tornado", "rfc3987_syntax", "isoduration"}
 
-
-@contextlib.contextmanager
-def _without(names: set[str]) -> Iterator[None]:
-    """While these modules seem not to be installed, unless somebody has imported them already."""
-    hidden = names - sys.modules.keys()
-    for each in hidden:
-        sys.modules[each] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for each in hidden:
-            del sys.modules[each]
-
-
-with _without(NOT_NEEDED):
+_hidden = NOT_NEEDED - sys.modules.keys()  # what somebody has imported already costs nothing
+sys.modules.update(dict.fromkeys(_hidden))  # type: ignore[arg-type]  # as if they were not installed
+try:
     import jupytext
     import nbformat
     from jupytext.combine import combine_inputs_with_outputs
     from nbformat import NotebookNode
+finally:
+    for _each in _hidden:
+        del sys.modules[_each]
 
 __all__ = ["NotebookNode", "combine_inputs_with_outputs", "jupytext", "nbformat"]

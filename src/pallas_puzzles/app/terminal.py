@@ -12,10 +12,6 @@ from ..course.progress import Progress, bar, load
 from ..text import plain
 
 
-class NobodyToAsk(Exception):
-    """A question came up where nobody can answer it; the message says what to pass instead."""
-
-
 def console() -> Any:
     """A rich Console for stdout: colours where it is a terminal that has them and NO_COLOR is not set."""
     from rich.console import Console
@@ -71,11 +67,11 @@ def warn(text: str) -> None:
 
 
 def agreed(question: str, yes: bool) -> bool:
-    """Asks, and takes yes for an answer. Raises NobodyToAsk where stdin is no terminal and `yes` is not passed."""
+    """Asks, and takes yes for an answer. Raises CurriculumError where nobody can answer and `yes` is not passed."""
     if yes:
         return True
     if not (sys.stdin is not None and sys.stdin.isatty()):
-        raise NobodyToAsk(f"{question} There is nobody to ask here: pass --yes")
+        raise curriculum.CurriculumError(f"{question} There is nobody to ask here: pass --yes")
     import click
 
     return click.confirm(question)

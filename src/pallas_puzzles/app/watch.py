@@ -28,7 +28,6 @@ LOOK_S = 0.05  # how often to look at the files: ten of them take a tenth of a m
 SETTLE_NS = 20_000_000  # a file that was written just now may be half written
 GONE = (0, 0)
 GONE_S = 1.5  # a file may be away for that long without a word: editors rename
-GRACE_S = 1.0  # how long a check that a save has made pointless may take to stop
 SLOW_S = 0.4  # from here on, say that something is running
 
 QUIT = ("q", "\x04")
@@ -91,7 +90,7 @@ class Watch:
             self._key(what)
         elif kind == "again":
             self._prompt()
-        elif what["id"] == self.number:
+        elif what["id"] == self.number and self.since is not None:
             self._answer(what)
 
     # -- files
@@ -114,7 +113,7 @@ class Watch:
             each.signature, each.code = signature, pairing.by_puzzle(each.path, "code")
             if not first and pairing.current(self.folder, each.path.stem) == each.path:
                 edited.append(self._edited(each, before) if known else None)
-        if edited and not first:
+        if edited:
             self._saved(next((each for each in edited if each), None))
 
     def _edited(self, file: _File, before: dict[str, list[str]]) -> Puzzle | None:
@@ -155,35 +154,20 @@ class Watch:
         """Has the current puzzle checked; what runs already is about an older text, and is stopped."""
         self.question = None
         if self.since is not None:
-            self._stop()
+            self.worker.stop()
+            self.since = None
         self.note = note
         self._ask("check")
 
     def _ask(self, what: str) -> None:
-        path = pairing.current(self.folder, self.puzzle.notebook)
-        if path is None:
-            return self._say(f"{self.folder} has no {self.puzzle.notebook}.py: `puzzles init` adds what is missing")
+        try:
+            path = workspace.current_file(self.folder, self.puzzle.notebook)
+        except workspace.WorkspaceError as error:
+            return self._say(str(error))
         self.number, self.asked = self.number + 1, what
         self.since = time.monotonic()
         self.waiting_word = ""
         self.worker.ask(request(self.number, what, self.puzzle.id, path))
-
-    def _stop(self) -> None:
-        """Stops what is running: politely, so that the worker stays warm, and then for good."""
-        self.worker.ask({"do": "stop"})
-        end = time.monotonic() + GRACE_S
-        kept = []
-        while time.monotonic() < end:
-            with contextlib.suppress(queue.Empty):
-                kind, what = self.events.get(timeout=0.05)
-                if kind == "answer" and what["id"] == self.number:
-                    break
-                kept.append((kind, what))
-        else:
-            self.worker.kill()
-        for each in kept:
-            self.events.put(each)
-        self.since = None
 
     def _say_that_it_runs(self) -> None:
         if self.since is None or time.monotonic() - self.since < SLOW_S:
@@ -248,7 +232,8 @@ class Watch:
             self._erase_line()
             question() if key.lower() == "y" else self._say("Nothing is reset.")
         elif self.since is not None and key == "x":
-            self._stop()
+            self.worker.stop()
+            self.since = None
             self._erase_line()
             self._say(f"The check of {self.puzzle.id} is stopped. Save again, or press c, to check again.")
         elif self.since is not None and key in "sc\r\n":
@@ -295,8 +280,8 @@ class Watch:
 
     def _really_reset(self) -> None:
         try:
-            kept = workspace.reset_puzzle(self.folder, self.puzzle)
-        except (workspace.WorkspaceError, CurriculumError) as error:
+            kept = workspace.reset(self.folder, self.puzzle)
+        except CurriculumError as error:
             return self._say(str(error))
         forget([self.puzzle.id])
         self._look(first=True)
@@ -324,15 +309,13 @@ class Watch:
         say(words)
         sys.stdout.flush()
 
-    def _erase_line(self) -> None:
+    def _erase_line(self, control: str = "\r\x1b[2K") -> None:
         self.waiting_word = ""
         if self.tty:
-            print("\r\x1b[2K", end="", flush=True)
+            print(control, end="", flush=True)
 
     def _clear(self) -> None:
-        self.waiting_word = ""
-        if self.tty:
-            print("\x1b[2J\x1b[H", end="", flush=True)
+        self._erase_line("\x1b[2J\x1b[H")
 
 
 # ---- what a file says ------------------------------------------------------------------------------------------------

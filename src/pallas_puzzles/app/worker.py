@@ -33,12 +33,13 @@ Message = dict[str, Any]
 # What counts while Python and JAX are imported: a process that has imported them under other values is of no use.
 EARLY = ("JAX", "XLA", "TPU", "LIBTPU", "CUDA", "PYTHON", "LD_", "LC_", "LANG", "OPENBLAS", "OMP", "MKL", "VIRTUAL_ENV")
 START_LIMIT_S = 120.0
+GRACE_S = 1.0  # how long a check that has become pointless may take to stop
 
 
 class Worker:
     """Takes requests (serving.py). `tell` is called, in a thread of its own, with every answer.
 
-    When the process ends without being asked to, the last request is answered by a sentence on that: {"none": sentence}.
+    When the process ends without being asked to, the answer is a sentence on that: {"none": sentence}.
     """
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
@@ -50,6 +51,11 @@ class Worker:
         if self._process is None or not self._process.send(message):
             self._process = _Process(self._tell)
             self._process.send(message)
+
+    def stop(self) -> None:
+        """Ends what it is doing: politely, so that it stays warm, and then for good. Its answer may still be told."""
+        if self._process is not None:
+            self._process.stop()
 
     def kill(self) -> None:
         """Ends the process at once, whatever it is doing; `ask` takes another."""
@@ -108,7 +114,7 @@ class _Process:
         self._over = False
         self._tell = tell
         self._unanswered: int | None = None  # the request that it is at
-        self._lock = threading.Lock()  # of what is told, and whether it is over
+        self._told = threading.Condition()  # guards these
         self._kill: Callable[[], None] = lambda: None
         self._unsent: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # the folder and the environment are the command's own: the process may be older than either
@@ -118,10 +124,17 @@ class _Process:
 
     def send(self, message: Message) -> bool:
         """False where the process has ended, and nothing will come of it."""
-        with self._lock:
+        with self._told:
             self._unanswered = message.get("id", self._unanswered)
             self._unsent.put(message)
             return not self._over
+
+    def stop(self) -> None:
+        self.send({"do": "stop"})
+        with self._told:
+            stopped = self._told.wait_for(lambda: self._unanswered is None, GRACE_S)
+        if not stopped:
+            self.kill()
 
     def kill(self) -> None:
         self._over = True
@@ -131,10 +144,11 @@ class _Process:
     def _live(self) -> None:
         connection = _connected()
         code, last = self._live_forked(connection) if connection is not None else self._live_alone()
-        with self._lock:
+        with self._told:
             if not self._over and self._unanswered is not None:
                 self._tell({"id": self._unanswered, "none": _ending(code, last), "printed": ""})
-            self._over = True
+            self._over, self._unanswered = True, None
+            self._told.notify()
 
     def _live_forked(self, connection: socket.socket) -> tuple[int | None, str]:
         with (
@@ -177,10 +191,11 @@ class _Process:
                 if "ended" in message:
                     ending = message
                     continue
-                with self._lock:
+                with self._told:
                     if not self._over:
                         self._over, self._unanswered = message["leaves"], None
                         self._tell(message)
+                        self._told.notify()
         self._kill = lambda: None
         self._unsent.put(None)
         writer.join()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import inspect
 import itertools
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..course import curriculum
 from ..course.progress import load, state_folder
@@ -23,7 +20,7 @@ from ..text import plural
 from . import pairing
 
 
-class WorkspaceError(Exception):
+class WorkspaceError(curriculum.CurriculumError):
     """There is no usable workspace; the message says what to do next."""
 
 
@@ -71,17 +68,16 @@ def init(folder: Path) -> Made:
 
 
 def _init_one(folder: Path, book: curriculum.Notebook, made: Made) -> None:
-    there = [each for each in pairing.halves(folder, book.name) if each.exists()]
-    missing = [each for each in pairing.halves(folder, book.name) if each not in there]
+    both = pairing.halves(folder, book.name)
+    there = [each for each in both if each.exists()]
     made.kept += [each.name for each in there]
-    if there:
-        if missing:
-            pairing.complete(folder, book.name)
-        if differ := _prose_apart(pairing.current(folder, book.name) or there[0], book):
-            made.differ[book.name] = differ
-    else:
-        _lay(folder, book)
-    made.added += [each.name for each in missing]
+    made.added += [each.name for each in both if each not in there]
+    if not there:
+        return _lay(folder, book)
+    if len(there) == 1:
+        pairing.complete(folder, book.name)
+    if differ := _prose_apart(pairing.current(folder, book.name) or there[0], book):
+        made.differ[book.name] = differ
 
 
 def _lay(folder: Path, book: curriculum.Notebook) -> None:
@@ -107,25 +103,6 @@ def synced_file(folder: Path, notebook: str) -> pairing.Pair:
     """The same after the pair has been brought in step, with what there is to say about that."""
     pair = pairing.sync(folder, notebook)
     return pair or pairing.Pair(current_file(folder, notebook))
-
-
-def solved_function(puzzle_id: str, name: str) -> Callable[..., Any] | None:
-    """A function of another notebook, with the reader's own answers in it; None where there is no such thing.
-
-    puzzle_id: the puzzle that has to be solved, in the workspace's file. name: a function that is there once it is.
-    """
-    from ..course import session
-    from ..course.holes import unwritten
-
-    try:
-        if not load().solved(puzzle_id):
-            return None
-        source = current_file(find(), curriculum.puzzle(puzzle_id).notebook)
-        subject = session.run(puzzle_id, source=source, judge=False).subject
-    except (WorkspaceError, curriculum.CurriculumError):
-        return None
-    found = inspect.unwrap(subject.fn).__globals__.get(name) if subject is not None else None
-    return found if callable(found) and not unwritten(found) else None
 
 
 def _prose_apart(mine: Path, book: curriculum.Notebook) -> list[str]:
@@ -164,35 +141,27 @@ def edited_lines(folder: Path, puzzle: curriculum.Puzzle) -> int:
     return (lines(current_file(folder, puzzle.notebook)) - lines(puzzle.path)).total()
 
 
-def reset_puzzle(folder: Path, puzzle: curriculum.Puzzle) -> list[Path]:
-    """Gives a puzzle its text and its empty holes back; returns the copy of the reader's file as it was.
+def reset(folder: Path, what: curriculum.Notebook | curriculum.Puzzle) -> list[Path]:
+    """Puts a notebook, or a puzzle of one, as the course has it in the place of the reader's.
 
-    Raises WorkspaceError when the halves of the notebook are not in step, or the puzzle is not in the file.
+    Returns the reader's files as they were, under new names. Raises WorkspaceError when the halves of a puzzle's
+    notebook are not in step, when the puzzle is not in the file, and where nothing can be written.
     """
-    pair = synced_file(folder, puzzle.notebook)
-    if pair.problem:
-        raise WorkspaceError(pair.problem)
-    script, _ = pairing.halves(folder, puzzle.notebook)
+    if isinstance(what, curriculum.Puzzle):
+        pair = synced_file(folder, what.notebook)
+        if pair.problem:
+            raise WorkspaceError(pair.problem)
     try:
         with locked(folder / pairing.LOCK):
-            fresh = _replaced(script, puzzle)
+            if isinstance(what, curriculum.Notebook):
+                kept = _set_aside([each for each in pairing.halves(folder, what.name) if each.exists()], move=True)
+                _lay(folder, what)
+                return kept
+            script, _ = pairing.halves(folder, what.notebook)
+            fresh = _replaced(script, what)
             kept = _set_aside([pair.current], move=False)
             write_whole(script, fresh)
-        pairing.sync(folder, puzzle.notebook)
-    except OSError as error:
-        raise WorkspaceError(f"{folder} cannot be written ({error.strerror or error}): nothing is reset") from None
-    return kept
-
-
-def reset_notebook(folder: Path, book: curriculum.Notebook) -> list[Path]:
-    """Puts a notebook as the course has it in the place of the reader's, whose files it returns under their new names.
-
-    Raises WorkspaceError where nothing can be written.
-    """
-    try:
-        with locked(folder / pairing.LOCK):
-            kept = _set_aside([each for each in pairing.halves(folder, book.name) if each.exists()], move=True)
-            _lay(folder, book)
+        pairing.sync(folder, what.notebook)
     except OSError as error:
         raise WorkspaceError(f"{folder} cannot be written ({error.strerror or error}): nothing is reset") from None
     return kept
@@ -268,15 +237,18 @@ def _refuse_course(folder: Path) -> None:
 
 def _around() -> Path | None:
     """The workspace that the current directory is, or is in."""
-    here = Path.cwd()
-    return next((each for each in (here, *here.parents) if (each / pairing.RECORD).is_file()), None)
+    return _above(pairing.RECORD)
 
 
 def _of_checkout() -> Path | None:
     """The workspace of the checkout that the current directory is in."""
+    root = _above("src/pallas_puzzles")
+    return root and root / "workspace"
+
+
+def _above(name: str) -> Path | None:
     here = Path.cwd()
-    roots = (each for each in (here, *here.parents) if (each / "src" / "pallas_puzzles").is_dir())
-    return next((each / "workspace" for each in roots), None)
+    return next((each for each in (here, *here.parents) if (each / name).exists()), None)
 
 
 def _memory() -> Path:
