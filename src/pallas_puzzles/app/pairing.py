@@ -11,12 +11,16 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..course import curriculum
 from ..files import locked, write_whole
+
+if TYPE_CHECKING:
+    from .formats import NotebookNode
 
 RECORD = ".pallas-puzzles.json"
 LOCK = ".pallas-puzzles.lock"
@@ -41,10 +45,7 @@ class _Half:
     signature: tuple[int, int]
     content: bytes
     cells: Cells
-
-    @property
-    def digest(self) -> str:
-        return digest(self.cells)
+    digest: str
 
 
 def halves(folder: Path, name: str) -> tuple[Path, Path]:
@@ -59,7 +60,7 @@ def current(folder: Path, name: str) -> Path | None:
 
 def known(folder: Path, name: str) -> Path | None:
     """The half to read, where that shows without reading: one at the most was written since they were in step."""
-    before, now = record(folder).get(name, {}).get("files", {}), _looks(folder, name)
+    before, now = _recorded(folder, name).get("files", {}), _looks(folder, name)
     written = [each for each in halves(folder, name) if before.get(each.suffix) != now.get(each.suffix)]
     if len(now) < 2 or len(written) > 1:
         return None
@@ -75,7 +76,7 @@ def sync(folder: Path, name: str) -> Pair | None:
     if newest is None:
         return None
     looks = _looks(folder, name)
-    if len(looks) == 2 and record(folder).get(name, {}).get("files") == looks:
+    if len(looks) == 2 and _recorded(folder, name).get("files") == looks:
         return Pair(newest)  # nothing has changed since they were last in step: the usual case, decided without reading
     try:
         with locked(folder / LOCK):
@@ -103,12 +104,13 @@ def _sync(folder: Path, name: str, newest: Path) -> Pair:
     if a.digest == b.digest:
         _remember(folder, name, a.digest)
         return Pair(newest)
-    base = record(folder).get(name, {}).get("cells")
-    changed = [each for each in read if each.digest != (base or _course_digest(name))]
+    base = _recorded(folder, name).get("cells")
+    before = base or _course_digest(name)
+    changed = [each for each in read if each.digest != before]
     if len(changed) != 1:
         return Pair(newest, problem=_conflict(a, b, newest, unknown=base is None))
     source, target = (a, b) if changed == [a] else (b, a)
-    if not _checks(source.cells, name):
+    if not any(quote + name + "/" in code for kind, code in source.cells if kind == "code" for quote in "\"'"):
         lost = f"{source.path} has no puzzle left in it, and is not carried over to {target.path.name}"
         return Pair(source.path, problem=lost)
     _follow(source, target)
@@ -153,60 +155,50 @@ def create(path: Path, text: str) -> None:
 
 def _follow(source: _Half, target: _Half) -> None:
     """Writes the cells of one half into the other; outputs and the script's line endings stay. Raises OSError."""
-    content = _as_script(source, target) if target.path.suffix == ".py" else _as_notebook(source, target)
+    from .formats import combine_inputs_with_outputs, jupytext
+
+    node = _node(source.content, source.path.suffix)
+    if target.path.suffix == ".py":
+        content = encoded_as(target.content, jupytext.writes(node, fmt="py:percent"))
+    else:
+        outputs, script = _node(target.content, ".ipynb"), {"extension": ".py", "format_name": "percent"}
+        merged = combine_inputs_with_outputs(node, outputs, fmt=script)
+        content = (jupytext.writes(merged, fmt="ipynb").rstrip("\n") + "\n").encode()
     if signature_of(target.path) != target.signature:
         raise OSError(0, f"{target.path.name} has just been changed by another program")
     write_whole(target.path, content)
     _same_age(target.path, source.path)
 
 
-def _as_script(source: _Half, target: _Half) -> bytes:
-    from .formats import jupytext
-
-    node = jupytext.reads(source.content.decode("utf-8-sig"), fmt="ipynb")
-    return encoded_as(target.content, jupytext.writes(node, fmt="py:percent"))
-
-
-def _as_notebook(source: _Half, target: _Half) -> bytes:
-    from .formats import combine_inputs_with_outputs, jupytext
-
-    inputs = jupytext.reads(decoded(source.content), fmt="py:percent")
-    outputs = jupytext.reads(target.content.decode("utf-8-sig"), fmt="ipynb")
-    merged = combine_inputs_with_outputs(inputs, outputs, fmt={"extension": ".py", "format_name": "percent"})
-    return (jupytext.writes(merged, fmt="ipynb").rstrip("\n") + "\n").encode()
-
-
 # ---- what is compared ------------------------------------------------------------------------------------------------
 
 
-def digest(cells: Cells) -> str:
-    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+def _node(content: bytes, suffix: str) -> NotebookNode:
+    from .formats import jupytext
+
+    return jupytext.reads(decoded(content), fmt="ipynb" if suffix == ".ipynb" else "py:percent")
 
 
 def _read(path: Path) -> _Half:
-    """Raises ValueError for a file that is no notebook, OSError where it cannot be read."""
-    signature = signature_of(path)
-    content = path.read_bytes()
-    return _Half(path, signature, content, _cells(content, path.suffix))
+    """A half, its cells as a script would have them: there, magics are comments.
 
-
-def _cells(content: bytes, suffix: str) -> Cells:
-    """Kind and source of every cell, as the script would have them: there, magics are comments."""
+    Raises ValueError for a file that is no notebook, OSError where it cannot be read.
+    """
     from .formats import jupytext
 
+    signature, content = signature_of(path), path.read_bytes()
     try:
-        if suffix == ".ipynb":
-            node = jupytext.reads(content.decode("utf-8-sig"), fmt="ipynb")
+        node = _node(content, path.suffix)
+        if path.suffix == ".ipynb":
             node = jupytext.reads(jupytext.writes(node, fmt="py:percent"), fmt="py:percent")
-        else:
-            node = jupytext.reads(decoded(content), fmt="py:percent")
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except ValueError:
         raise ValueError("not JSON") from None
     except Exception as error:  # nbformat has many of its own
         raise ValueError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
-    return [(cell.cell_type, cell.source.rstrip()) for cell in node.cells if cell.source.strip()]
+    cells = [(cell.cell_type, cell.source.rstrip()) for cell in node.cells if cell.source.strip()]
+    return _Half(path, signature, content, cells, hashlib.sha256(json.dumps(cells).encode()).hexdigest())
 
 
 def decoded(content: bytes) -> str:
@@ -220,33 +212,30 @@ def encoded_as(content: bytes, text: str) -> bytes:
 
 
 def _by_section(cells: Cells) -> dict[str, Cells]:
-    plain = [curriculum.Cell(kind, source, 1) for kind, source in cells]
-    found: dict[str, Cells] = {}
-    for each in curriculum.sections(iter(plain)):
-        found.setdefault(each.section, []).append((each.kind, each.source))
-    return found
+    sections = curriculum.sections(curriculum.Cell(kind, source, 1) for kind, source in cells)
+    return _grouped((each.section, (each.kind, each.source)) for each in sections)
 
 
 def by_puzzle(path: Path, kind: str) -> dict[str, list[str]]:
     """The cells of one kind by puzzle, "" for those around them; {} for a file that cannot be read just now."""
-    found: dict[str, list[str]] = {}
-    with contextlib.suppress(curriculum.CurriculumError):
-        for each in curriculum.read_cells(path):
-            if each.kind == kind:
-                found.setdefault(each.section, []).append(each.source.strip())
+    try:
+        cells = curriculum.read_cells(path)
+    except curriculum.CurriculumError:
+        return {}
+    return _grouped((each.section, each.source.strip()) for each in cells if each.kind == kind)
+
+
+def _grouped[T](pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
     return found
-
-
-def _checks(cells: Cells, name: str) -> bool:
-    return any(quote + name + "/" in source for kind, source in cells if kind == "code" for quote in "\"'")
 
 
 def _course_digest(name: str) -> str | None:
     """What a half has in which nothing is solved yet, as far as the course of today knows."""
-    for book in curriculum.notebooks():
-        if book.name == name:
-            return digest(_cells(book.path.read_bytes(), ".py"))
-    return None
+    path = curriculum.course_folder() / "puzzles" / f"{name}.py"
+    return _read(path).digest if path.is_file() else None
 
 
 def signature_of(path: Path) -> tuple[int, int]:
@@ -263,8 +252,12 @@ def _same_age(path: Path, like: Path) -> None:
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
-def record(folder: Path) -> dict[str, dict[str, Any]]:
-    """What is known of the notebooks of a workspace: name -> {"cells": digest, "files": how they look from outside}."""
+def _recorded(folder: Path, name: str) -> dict[str, Any]:
+    """What is known of a notebook: {"cells": digest, "files": how they look from outside}."""
+    return _record(folder).get(name, {})
+
+
+def _record(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads((folder / RECORD).read_text("utf-8"))
         pairs = found["pairs"] if found["version"] == VERSION else {}
@@ -275,7 +268,7 @@ def record(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _remember(folder: Path, name: str, cells: str) -> None:
     """Records what both halves have in common, and how their files look from outside. Raises OSError."""
-    known, fresh = record(folder), {"cells": cells, "files": _looks(folder, name)}
+    known, fresh = _record(folder), {"cells": cells, "files": _looks(folder, name)}
     if known.get(name) != fresh:
         text = json.dumps({"version": VERSION, "pairs": {**known, name: fresh}}, indent=1, sort_keys=True)
         write_whole(folder / RECORD, f"{text}\n".encode())

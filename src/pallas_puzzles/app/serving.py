@@ -83,8 +83,7 @@ def serve(requests_in: IO[str], answers: IO[str], changed: Callable[[], str]) ->
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
-        message = requests.get()
-        number, printed = message.pop("id"), Tail()
+        message, printed = requests.get(), Tail()
         answer: Message
         try:
             with time_limit(LIMIT_S, "your file") as limit, redirect_stdout(printed), redirect_stderr(printed):
@@ -100,7 +99,7 @@ def serve(requests_in: IO[str], answers: IO[str], changed: Callable[[], str]) ->
         spoiled = touched() or changed()
         if spoiled:
             answer = {"none": spoiled}
-        write(dumps({**answer, "id": number, "printed": printed.text(), "leaves": bool(spoiled)}) + "\n")
+        write(dumps({**answer, "id": message["id"], "printed": printed.text(), "leaves": bool(spoiled)}) + "\n")
         flush()
         if spoiled:
             leave(0)  # the next request gets another process
@@ -175,13 +174,10 @@ def changed_since() -> Callable[[], str]:
 
     def parts(value: Any) -> tuple[Any, ...]:
         """A thing, and what can be changed about it without putting another in its place."""
-        if kind(value) in (staticmethod, classmethod):
-            value = value.__func__
-        if kind(value) is property:
-            return (value, *(each and each.__code__ for each in (value.fget, value.fset)))
-        if kind(value) is function:
-            return (value, value.__code__, value.__defaults__, value.__kwdefaults__)
-        return (value,)
+        inner = value.__func__ if kind(value) in (staticmethod, classmethod) else value
+        functions = (inner.fget, inner.fset) if kind(inner) is property else (inner,)
+        held = [(f.__code__, f.__defaults__, f.__kwdefaults__) for f in functions if kind(f) is function]
+        return (inner, *(part for each in held for part in each))
 
     def seen(owner: Any, name: str) -> dict[str, tuple[Any, ...]]:
         found = {}
