@@ -1,8 +1,10 @@
-"""Writes what the tutor in .claude knows of each puzzle, from the bank of wrong answers: `uv run python docs/tutor.py`.
+"""Builds the notebooks, and what the tutor in .claude knows of each puzzle, from the bank of wrong answers.
 
-With `--check` it changes nothing, names what is out of date, and exits with 1 if anything is.
+`./update_notebooks.sh` runs it. With `--check` it changes nothing, names what is out of date, and exits with 1 if
+anything is.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ SKILL = ROOT / ".claude" / "skills" / "pallas-tutor"
 sys.path.insert(0, str(ROOT / "tests"))
 
 import bank  # noqa: E402
+from pallas_puzzles.app.notebooks import in_line, update  # noqa: E402
 from pallas_puzzles.course import curriculum  # noqa: E402
 from pallas_puzzles.diagnose import errors  # noqa: E402
 from pallas_puzzles.diagnose.diagnose import ORDER  # noqa: E402
@@ -140,34 +143,26 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
 
 
-def files() -> dict[Path, str]:
+def stale(check: bool = True) -> dict[str, str]:
+    """What is not as the bank and the lens say, and what no notebook stands behind: see `in_line`."""
     answers = bank.read_all()
     made = {SKILL / "mistakes" / f"{book.name}.md": mistakes(book, answers) for book in curriculum.notebooks()}
-    return {**made, SKILL / "messages.md": messages()}
-
-
-def stale(made: dict[Path, str] | None = None) -> list[Path]:
-    """The files that are not what the bank and the lens say, and those that no notebook stands behind."""
-    made = files() if made is None else made
-    old = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
-    return [*old, *(path for path in sorted((SKILL / "mistakes").glob("*.md")) if path not in made)]
+    made[SKILL / "messages.md"] = messages()
+    return in_line({path: text.encode() for path, text in made.items()}, SKILL / "mistakes", check, ROOT)
 
 
 def main() -> int:
-    made = files()
-    out_of_date = stale(made)
-    for path in out_of_date:
-        print(f"{path.relative_to(ROOT)}: not what the bank of wrong answers says")
-        if "--check" in sys.argv:
-            continue
-        if path in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made[path], "utf-8")
-        else:
-            path.unlink()
-    if not out_of_date:
-        print("the tutor is up to date")
-    return int("--check" in sys.argv and bool(out_of_date))
+    parser = argparse.ArgumentParser("update_notebooks.sh", description="Builds the notebooks, and the tutor's tables.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 and name what is out of date")
+    check = parser.parse_args().check
+    found = {**update(check, root=ROOT), **stale(check)}
+    for file, why in found.items():
+        print(f"{file}: {why}")
+    if not found:
+        print("the notebooks and the tutor are up to date")
+    else:
+        print("run ./update_notebooks.sh" if check else f"updated {len(found)}")
+    return int(check and bool(found))
 
 
 if __name__ == "__main__":

@@ -105,27 +105,12 @@ def test_what_is_out_of_date_is_named(checkout: Path) -> None:
     (checkout / "notebooks" / "gone.ipynb").write_text("{}")
     assert notebooks.update(check=True, root=checkout) == {
         "notebooks/fresh.ipynb": "missing",
-        "notebooks/small.ipynb": "not what puzzles/small.py says",
-        "notebooks/gone.ipynb": "has no source puzzles/gone.py any more",
+        "notebooks/small.ipynb": "not what its source says",
+        "notebooks/gone.ipynb": "has no source any more",
     }
     assert len(notebooks.update(root=checkout)) == 3
     assert notebooks.update(check=True, root=checkout) == {}
     assert sorted(path.name for path in (checkout / "notebooks").iterdir()) == ["fresh.ipynb", "small.ipynb"]
-
-
-def test_check_exits_with_one_and_changes_nothing(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(notebooks.update, "__kwdefaults__", {"root": checkout})
-    assert notebooks.main(["--check"]) == 0
-    before = (checkout / "notebooks" / "small.ipynb").read_bytes()
-    (checkout / "puzzles" / "small.py").write_text(SOURCE + "x = 4\n")
-    capsys.readouterr()
-    assert notebooks.main(["--check"]) == 1
-    assert "notebooks/small.ipynb: not what puzzles/small.py says" in capsys.readouterr().out
-    assert (checkout / "notebooks" / "small.ipynb").read_bytes() == before
-    assert notebooks.main([]) == 0
-    assert notebooks.main(["--check"]) == 0
 
 
 def test_the_script_works_from_anywhere(tmp_path: Path) -> None:
@@ -135,8 +120,7 @@ def test_the_script_works_from_anywhere(tmp_path: Path) -> None:
     stale = notebooks.update(check=True)
     said = done.stdout.splitlines()
     assert [line for line in said if line.startswith("notebooks/")] == [f"{name}: {why}" for name, why in stale.items()]
-    fresh = [line for line in said if line.endswith("up to date")]
-    assert done.returncode == (len(fresh) < 2), done.stdout + done.stderr  # the notebooks, and the tutor
+    assert done.returncode == (not said[-1].endswith("up to date")), done.stdout + done.stderr
 
 
 def test_a_new_cell_changes_no_other_id(checkout: Path) -> None:

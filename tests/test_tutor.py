@@ -30,34 +30,38 @@ def generator():
 
 
 def test_it_is_in_line_with_the_bank(generator):
-    assert generator.stale() == [], "run ./update_notebooks.sh"
+    assert generator.stale() == {}, "run ./update_notebooks.sh"
 
 
 def test_a_change_to_the_bank_makes_it_stale(generator, monkeypatch):
     answers = bank.read_all()
     answers[0].title = "a mistake that nobody has made yet"
     monkeypatch.setattr(bank, "read_all", lambda: answers)
-    assert [each.name for each in generator.stale()] == [f"{answers[0].puzzle.partition('/')[0]}.md"]
+    assert [Path(each).name for each in generator.stale()] == [f"{answers[0].puzzle.partition('/')[0]}.md"]
 
 
 def test_check_changes_nothing(tmp_path):
-    """--check, in a copy in which one table is missing and one belongs to nobody."""
-    for each in ("docs", "tests", ".claude", "puzzles", "solutions"):
+    """--check, in a copy in which a notebook is old, one table is missing and one belongs to nobody."""
+    for each in ("docs", "tests", ".claude", "puzzles", "solutions", "notebooks"):
         shutil.copytree(ROOT / each, tmp_path / each, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
     mistakes = tmp_path / ".claude" / "skills" / "pallas-tutor" / "mistakes"
     (mistakes / "basics.md").unlink()
     (mistakes / "nobody.md").write_text("")
+    (tmp_path / "notebooks" / "basics.ipynb").write_text("old")
     command = [sys.executable, str(tmp_path / "docs" / "tutor.py")]
     done = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert [line.partition(":")[0].rpartition("/")[2] for line in done.stdout.splitlines()] == [
+    assert [line.partition(":")[0].rpartition("/")[2] for line in done.stdout.splitlines() if ":" in line] == [
+        "basics.ipynb",
         "basics.md",
         "nobody.md",
     ]
+    assert (tmp_path / "notebooks" / "basics.ipynb").read_text() == "old"
     assert not (mistakes / "basics.md").exists()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert (mistakes / "basics.md").read_text() == (SKILL / "mistakes" / "basics.md").read_text()
     assert not (mistakes / "nobody.md").exists()
+    assert subprocess.run([*command, "--check"], capture_output=True, check=False).returncode == 0
 
 
 def test_every_wrong_answer_is_known():

@@ -1,10 +1,5 @@
-"""puzzles/NAME.py -> notebooks/NAME.ipynb: the same bytes every time, so that a stale notebook shows.
+"""puzzles/NAME.py -> notebooks/NAME.ipynb: the same bytes every time, so that a stale notebook shows."""
 
-`python -m pallas_puzzles.app.notebooks` builds all of them; with `--check` it changes nothing, names what is out of
-date, and exits with 1 if anything is.
-"""
-
-import argparse
 import hashlib
 import platform
 import sys
@@ -149,28 +144,33 @@ def write(node: NotebookNode, path: Path) -> None:
 
 
 def update(check: bool = False, *, root: Path = ROOT) -> dict[str, str]:
-    """Brings root/notebooks in line with root/puzzles; `check` changes nothing. What was out of date: file -> why."""
+    """Brings root/notebooks in line with root/puzzles: see `in_line`."""
     sources = sorted((root / "puzzles").glob("*.py"))
     if not sources:
         raise FileNotFoundError(f"no puzzles/*.py in {root}: the notebooks are built in a checkout of the project")
+    made = {root / "notebooks" / f"{source.stem}.ipynb": _as_bytes(build(source)) for source in sources}
+    return in_line(made, root / "notebooks", check, root)
+
+
+def in_line(made: dict[Path, bytes], folder: Path, check: bool, root: Path = ROOT) -> dict[str, str]:
+    """Writes generated files, and removes what else of their kinds is in `folder`; `check` changes nothing.
+
+    Returns what was out of date: file, below root -> why.
+    """
     stale = {}
-    for source in sources:
-        path = root / "notebooks" / f"{source.stem}.ipynb"
-        node = build(source)
-        if not path.exists():
-            stale[f"notebooks/{path.name}"] = "missing"
-        elif path.read_bytes() != _as_bytes(node):
-            stale[f"notebooks/{path.name}"] = f"not what puzzles/{source.name} says"
-        else:
+    for path, content in made.items():
+        if path.exists() and path.read_bytes() == content:
             continue
+        stale[path] = "not what its source says" if path.exists() else "missing"
         if not check:
-            write(node, path)
-    for path in sorted((root / "notebooks").glob("*.ipynb")):
-        if path.stem not in {source.stem for source in sources}:
-            stale[f"notebooks/{path.name}"] = f"has no source puzzles/{path.stem}.py any more"
-            if not check:
-                path.unlink()
-    return stale
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    kinds = {path.suffix for path in made}
+    for path in sorted(each for each in folder.glob("*") if each.suffix in kinds and each not in made):
+        stale[path] = "has no source any more"
+        if not check:
+            path.unlink()
+    return {path.relative_to(root).as_posix(): why for path, why in stale.items()}
 
 
 def _read(source: Path) -> NotebookNode:
@@ -197,27 +197,3 @@ def _notebook(name: str, cells: list[NotebookNode], metadata: dict[str, Any]) ->
 
 def _as_bytes(node: NotebookNode) -> bytes:
     return (nbformat.writes(node, version=4).rstrip("\n") + "\n").encode()
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Builds or checks; the exit status is 1 when `--check` finds a notebook out of date."""
-    parser = argparse.ArgumentParser("update_notebooks.sh", description="Builds notebooks/*.ipynb from puzzles/*.py.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 and name what is out of date")
-    check = parser.parse_args(argv).check
-    try:
-        stale = update(check)
-    except FileNotFoundError as error:
-        parser.error(str(error))
-    for notebook, why in stale.items():
-        print(f"{notebook}: {why}")
-    if check and stale:
-        print("run ./update_notebooks.sh")
-    elif not stale:
-        print("the notebooks are up to date")
-    else:
-        print(f"updated {len(stale)}")
-    return int(check and bool(stale))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
