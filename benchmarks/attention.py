@@ -26,9 +26,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measured
 from jax.experimental.pallas.ops.gpu import attention_mgpu
-
-from pallas_puzzles.course import cases, curriculum
 
 B, S, H, D = 4, 8192, 16, 128
 FLOPS = 4 * B * H * S * S * D  # causal: half of it
@@ -38,14 +37,8 @@ LONG, SHORT = (7, 10, 30), (9, 1, 8)  # rounds; in each, calls that are not time
 Job = tuple[str, bool, Callable[..., Any], bool]  # name, causal, function, whether its arrays are (B, S, H, D)
 
 
-def notebook() -> types.SimpleNamespace:
-    """What the notebook defines, with the solutions in its holes."""
-    last = next(book for book in curriculum.notebooks() if book.name == "gpu_attention").puzzles[-1]
-    return types.SimpleNamespace(**cases.laid(last, cases.solutions(last), {}, {}))
-
-
 def jobs() -> Iterator[Job]:
-    nb = notebook()
+    nb = measured.notebook("gpu_attention")
     yield "one warpgroup, slots (Puzzle 4)", False, functools.partial(nb.slotted, bkv=128), False
     yield "two warpgroups and a producer (Puzzle 5)", False, nb.shared, False
     yield "ping-pong (Puzzle 6)", False, nb.flash, False
@@ -236,18 +229,18 @@ def measure_decoding(found: Decoding, seconds: float) -> dict[str, Any]:
 
 
 def decoding_table(found: dict[str, Any]) -> str:
-    lines = ["| sequences x keys | kernel | time | rate | of the copy's rate |", "| --- | --- | --- | --- | --- |"]
+    lines = [["sequences x keys", "kernel", "time", "rate", "of the copy's rate"]]
     for size, rows in found["decoding"].items():
         for name, row in rows.items():
             took, rate = row["seconds"] * 1e6, row["bytes"] / row["seconds"] / 1e9
             copied = rows["copy"]["seconds"] / row["seconds"]
-            lines.append(f"| {size} | {name} | {took:.1f} us | {rate:.0f} GB/s | {copied:.2f} |")
+            lines.append([size, name, f"{took:.1f} us", f"{rate:.0f} GB/s", f"{copied:.2f}"])
     told = (
         f"By the same command: one query of each head, {HEADS} heads over {KV_HEADS} of keys and values, D = {D}, "
         f"bfloat16; medians of {SHORT[0]} rounds of {SHORT[2]} calls. The copy is of the keys alone: it reads half of "
         "the bytes, and writes the other half."
     )
-    return "\n\n".join(["## Decoding, measured", told, "\n".join(lines)])
+    return "\n\n".join(["## Decoding, measured", told, measured.markdown(lines)])
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -268,13 +261,13 @@ def table(file: Path) -> str:
 
 
 def _rates(rows: dict[str, Any]) -> str:
-    lines = ["| kernel | time | rate | of cuDNN's rate |", "| --- | --- | --- | --- |"]
+    lines = [["kernel", "time", "rate", "of cuDNN's rate"]]
     for name, row in rows.items():
         kind = (", forward + backward" if "backward" in name else "") + (", causal" if "causal" in name else "")
         peer = rows[f"cuDNN{kind}"]["seconds"]
         took, rate = row["seconds"], row["flops"] / row["seconds"] / 1e12
-        lines.append(f"| {name} | {took * 1e3:.3f} ms | {rate:.0f} TFLOP/s | {peer / took:.2f} |")
-    return "\n".join(lines)
+        lines.append([name, f"{took * 1e3:.3f} ms", f"{rate:.0f} TFLOP/s", f"{peer / took:.2f}"])
+    return measured.markdown(lines)
 
 
 def main() -> None:
@@ -283,7 +276,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200)
     asked = parser.parse_args()
     asked.file.parent.mkdir(parents=True, exist_ok=True)
-    found, nb = measure(list(jobs()), asked.seconds), notebook()
+    found, nb = measure(list(jobs()), asked.seconds), measured.notebook("gpu_attention")
     found["decoding"] = {}
     for sequences, keys in (MANY, ALONE):
         rows = measure_decoding(decoding_jobs(nb, sequences, keys), 40)

@@ -13,12 +13,13 @@ Nothing is lost when one of the kernels fails: it has a line that says so. Each 
 import argparse
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from measured import shape
 
 from pallas_puzzles.course import curriculum
 from pallas_puzzles.speed import conditions, puzzles, run
@@ -27,10 +28,7 @@ from pallas_puzzles.speed.meter import DeviceMeter
 from pallas_puzzles.speed.results import Results, read
 from pallas_puzzles.speed.show import text
 from pallas_puzzles.speed.work import Work, size
-
-
-def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
+from pallas_puzzles.view.roofline import human_time
 
 
 def libraries(quick: bool) -> Iterator[Work]:
@@ -89,7 +87,7 @@ def kernels(quick: bool) -> list[Work]:
     ]
 
 
-def once(name: str, folder: Path, works: Sequence[Work], seconds: float) -> Results:
+def once(name: str, folder: Path, works: Iterable[Work], seconds: float) -> Results:
     """One run, saved as it goes."""
     begin = time.perf_counter()
     results = Results()
@@ -101,15 +99,17 @@ def once(name: str, folder: Path, works: Sequence[Work], seconds: float) -> Resu
             else:
                 results.note(f"{work.name} is left out: the {seconds:.0f} seconds of this run were over.")
 
+    def saved(so_far: Results) -> None:
+        so_far.save(folder / f"{name}.json")
+        last = so_far.rows[-1]
+        print(f"{time.perf_counter() - begin:6.1f} s  {last.work}, {last.size} {last.dtype}", flush=True)
+        for row in so_far.rows:
+            if (row.work, row.size) == (last.work, last.size):
+                print(f"          {row.who}: {human_time(row.median_s) if row.median_s else row.problem}", flush=True)
+
     results.conditions["driver"] = conditions.driver()
     results.note(conditions.others())
     with conditions.Clocks() as clocks:
-
-        def saved(so_far: Results) -> None:
-            so_far.save(folder / f"{name}.json")
-            last = so_far.rows[-1]
-            print(f"{time.perf_counter() - begin:6.1f} s  {last.work}, {last.size} {last.dtype}", flush=True)
-
         run.measure(in_time(), results, DeviceMeter(), saved=saved)
         results.conditions |= clocks.told()
     results.note(conditions.slowed(results.conditions))

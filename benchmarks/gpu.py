@@ -24,6 +24,7 @@ import matmul
 import measured
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from measured import shape
 
 MATMUL = Path(__file__).parent / "h200" / "matmul.json"  # of matmul.py
 ATTENTION = Path(__file__).parent / "h200" / "attention.json"  # of attention.py
@@ -42,10 +43,6 @@ class Job:
     chips: tuple[str, ...] = ("h100", "h200")
     flops: float = 0.0
     nbytes: float = 0.0
-
-
-def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 # --- kernels of ours, each bounded by one part of a GPU --------------------------------------------------------------

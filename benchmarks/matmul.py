@@ -11,12 +11,11 @@ import argparse
 import collections
 import dataclasses
 import functools
-import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import bench
 import jax
 import jax.numpy as jnp
 import measured
@@ -24,12 +23,11 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_puzzles.course import cases, curriculum
+from pallas_puzzles.course import cases
 from pallas_puzzles.course.inputs import normal
 from pallas_puzzles.lens import gpu
 from pallas_puzzles.lens.gpu.timeline import in_l2
-from pallas_puzzles.speed import conditions, puzzles, run
-from pallas_puzzles.speed.meter import DeviceMeter
+from pallas_puzzles.speed import puzzles
 from pallas_puzzles.speed.results import Results, Row, read
 from pallas_puzzles.speed.work import Size, Work, size
 
@@ -41,15 +39,9 @@ ONE_WAVE = (704, 1536, 8192)  # M, N, K: 132 tiles of Puzzle 3, one for each SM
 SM_BYTES, SYSTEM_BYTES = 228 << 10, 1 << 10  # SMEM of an SM, and what the system takes of it for each CTA
 
 
-def notebook() -> types.SimpleNamespace:
-    """What the notebook defines, with the solutions in its holes."""
-    last = next(book for book in curriculum.notebooks() if book.name == BOOK).puzzles[-1]
-    return types.SimpleNamespace(**cases.laid(last, cases.solutions(last), {}, {}))
-
-
 def with_answer(hole: str, make: Callable[[Any], Callable[..., Any]]) -> Any:
     """A notebook with another answer in a hole. make: the notebook -> the answer."""
-    nb = notebook()
+    nb = measured.notebook(BOOK)
     nb.best.__globals__[hole] = make(nb)
     return nb
 
@@ -152,7 +144,7 @@ def way(nb: Any, products: Work, quick: bool) -> Work:
 
 def both_orders() -> dict[str, Any]:
     """The notebook by the order in which Puzzle 3 waits: for its own tiles first, or starting copies first."""
-    return {"tiles first": notebook(), "copies first": with_answer("multiply_step", copies_first)}
+    return {"tiles first": measured.notebook(BOOK), "copies first": with_answer("multiply_step", copies_first)}
 
 
 def orders(products: Work) -> Iterator[Work]:
@@ -196,7 +188,7 @@ def _in_turns(name: str, size: Size, calls: dict[str, Any]) -> Work:
 
 
 def works(quick: bool) -> Iterator[Work]:
-    nb = notebook()
+    nb = measured.notebook(BOOK)
     products = dataclasses.replace(of_puzzle(11), name=PRODUCT)
     yield products
     yield layers(nb, products)
@@ -301,29 +293,7 @@ def main() -> None:
     if jax.default_backend() != "gpu":
         raise SystemExit("JAX finds no GPU here. The compiler's estimates are in benchmarks/gpu.md.")
     asked.folder.mkdir(parents=True, exist_ok=True)
-    begin, results = time.perf_counter(), Results()
-
-    def in_time() -> Iterator[Work]:
-        for work in works(asked.quick):
-            if time.perf_counter() - begin > asked.seconds:
-                results.note(f"{work.name} is left out: the {asked.seconds:.0f} seconds of this run were over.")
-            else:
-                yield work
-
-    def saved(so_far: Results) -> None:
-        so_far.save(asked.folder / "matmul.json")
-        last = [row for row in so_far.rows if (row.work, row.size) == (so_far.rows[-1].work, so_far.rows[-1].size)]
-        for row in last:
-            rate = f"{row.flops / row.median_s / 1e12:6.1f} TFLOP/s" if row.median_s else row.problem
-            print(f"{time.perf_counter() - begin:6.1f} s  {row.work}, {row.size}: {row.who}: {rate}", flush=True)
-
-    results.conditions["driver"] = conditions.driver()
-    results.note(conditions.others())
-    with conditions.Clocks() as clocks:
-        run.measure(in_time(), results, DeviceMeter(), saved=saved)
-        results.conditions |= clocks.told()
-    results.save(asked.folder / "matmul.json")
-    print(results.to_csv())
+    bench.once("matmul", asked.folder, works(asked.quick), asked.seconds)
 
 
 if __name__ == "__main__":

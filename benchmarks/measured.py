@@ -1,8 +1,17 @@
-"""What was measured on real chips, as Markdown: the results of bench.py that lie in folders beside this file."""
+"""What was measured on real chips, as Markdown: the results of bench.py that lie in folders beside this file.
 
+And what several of the benchmarks beside it need.
+"""
+
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from pallas_puzzles.course import cases, curriculum
 from pallas_puzzles.speed.results import Results, Row, read
 from pallas_puzzles.speed.show import cells_of
 from pallas_puzzles.view.roofline import human_time
@@ -11,6 +20,16 @@ HERE = Path(__file__).parent
 KERNELS, PUZZLES = "kernels.json", "bench.json"  # of bench.py: with --kernels, and without
 COLUMNS = ["what", "size", "who", "time", "spread", "light", "rate", "calls", "L2", "clock", "device", "jax", "driver"]
 COLUMNS += ["date"]
+
+
+def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def notebook(name: str) -> types.SimpleNamespace:
+    """What a notebook defines, with the solutions in its holes."""
+    last = next(book for book in curriculum.notebooks() if book.name == name).puzzles[-1]
+    return types.SimpleNamespace(**cases.laid(last, cases.solutions(last), {}, {}))
 
 
 def results(platform: str, name: str) -> Iterator[Results]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import measured
 import numpy as np
+from measured import shape
 
 from pallas_puzzles.course import curriculum, session
 from pallas_puzzles.targets.tpu import compiler
@@ -28,10 +28,6 @@ from pallas_puzzles.view.tpu_report import KernelReport, tpu_report
 BF16 = jnp.bfloat16
 COLUMNS = ["TPU", "VMEM", "spills", "bundles per step", "MXU ideal", "MXU", "VALU", "XLU", "EUP", "load", "store"]
 COLUMNS += ["HBM", "FLOP per byte", "bound by", "estimate"]
-
-
-def shape(*sizes: int, dtype: Any = BF16) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 def solution(puzzle_id: str) -> Any:
@@ -155,8 +151,7 @@ def rows(name: str, fn: Callable[..., Any], args: list[Any], tpus: list[str], **
 
 
 def table(first: str, lines: list[list[str]]) -> str:
-    head = [first, *COLUMNS]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
+    return measured.markdown([[first, *COLUMNS], *lines])
 
 
 def main() -> None:
