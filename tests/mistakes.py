@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,23 +12,13 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from zoo import F32, HBM, I32, integers, like, normal, rows, tiles, widened
+from zoo import F32, HBM, I32, Exhibit, integers, like, normal, np_softmax, rows, tiles
 
 MARK = "# <- here"
 
 
-@dataclasses.dataclass(frozen=True)
-class Mistake:
-    """A wrong kernel (two of them only look wrong): a function, its arguments, and what it should have returned."""
-
-    name: str
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    want: Callable[..., Any]
-
-    @property
-    def expected(self) -> Any:
-        return self.want(*jax.tree.map(widened, self.args))
+class Mistake(Exhibit):
+    """A wrong kernel (two of them only look wrong), and what it should have returned."""
 
     @property
     def line(self) -> int | None:
@@ -71,10 +60,25 @@ def same(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def per_tile(kernel: Callable[..., None], x: Any, dtype: Any = None, **more: Any) -> Any:
-    """One program per (8, 128) block of x."""
-    grid = (x.shape[0] // 8, x.shape[1] // 128)
-    return pl.pallas_call(kernel, grid=grid, in_specs=[TILE], out_specs=TILE, out_shape=like(x, dtype=dtype), **more)(x)
+def double_kernel(x_ref, o_ref):
+    o_ref[...] = 2 * x_ref[...]
+
+
+def copy_kernel(x_ref, o_ref):
+    o_ref[...] = x_ref[...]
+
+
+def index(i: Any, j: Any) -> Any:
+    return i, j
+
+
+def per_tile(
+    kernel: Callable[..., None], x: Any, dtype: Any = None, x_map: Any = index, o_map: Any = index, **more: Any
+) -> Any:
+    """One program per (8, 128) block of x, which reads and writes the blocks that the maps say."""
+    grid, shape = (x.shape[0] // 8, x.shape[1] // 128), like(x, dtype=dtype)
+    from_x, to_o = (pl.BlockSpec((8, 128), each) for each in (x_map, o_map))
+    return pl.pallas_call(kernel, grid=grid, in_specs=[from_x], out_specs=to_o, out_shape=shape, **more)(x)
 
 
 def per_row_block(kernel: Callable[..., None], x: Any, **more: Any) -> Any:
@@ -84,17 +88,15 @@ def per_row_block(kernel: Callable[..., None], x: Any, **more: Any) -> Any:
     return pl.pallas_call(kernel, grid=(4, 3), in_specs=[TILE], out_specs=column, out_shape=shape, **more)(x)
 
 
-def matmul_call(kernel: Callable[..., None], a: Any, b: Any) -> Any:
-    """Step (i, j, k) sees a[i, k] of (16, 32), b[k, j] of (32, 128), o[i, j], and an accumulator."""
+def matmul_call(kernel: Callable[..., None], a: Any, b: Any, grid: Any = (4, 2, 3), order: str = "ijk") -> Any:
+    """Step (i, j, k), in any order, sees a[i, k] of (16, 32), b[k, j] of (32, 128), o[i, j], and an accumulator."""
+
+    def spec(block: Any, axes: str) -> Any:
+        return pl.BlockSpec(block, lambda *step: tuple(step[order.index(axis)] for axis in axes))
+
     return pl.pallas_call(
-        kernel, grid=(4, 2, 3),
-        in_specs=[pl.BlockSpec((16, 32), lambda i, j, k: (i, k)), pl.BlockSpec((32, 128), lambda i, j, k: (k, j))],
-        out_specs=pl.BlockSpec((16, 128), lambda i, j, k: (i, j)), out_shape=like(a, (64, 256)),
-        scratch_shapes=[pltpu.VMEM((16, 128), F32)])(a, b)  # fmt: skip
-
-
-def double_kernel(x_ref, o_ref):
-    o_ref[...] = 2 * x_ref[...]
+        kernel, grid=grid, in_specs=[spec((16, 32), "ik"), spec((32, 128), "kj")], out_specs=spec((16, 128), "ij"),
+        out_shape=like(a, (64, 256)), scratch_shapes=[pltpu.VMEM((16, 128), F32)])(a, b)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,8 +238,7 @@ def input_block_past_the_end(x):
     def x_map(i, j):  # <- here
         return i + 1, j
 
-    spec = pl.BlockSpec((8, 128), x_map)
-    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+    return per_tile(double_kernel, x, x_map=x_map)
 
 
 @mistake(X, want=np_double)
@@ -245,8 +246,7 @@ def input_block_before_the_start(x):
     def x_map(i, j):  # <- here
         return i - 1, j
 
-    spec = pl.BlockSpec((8, 128), x_map)
-    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+    return per_tile(double_kernel, x, x_map=x_map)
 
 
 @mistake(X, want=np_double)
@@ -254,8 +254,7 @@ def output_block_past_the_end(x):
     def o_map(i, j):  # <- here
         return i + 1, j
 
-    spec = pl.BlockSpec((8, 128), o_map)
-    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[TILE], out_specs=spec, out_shape=like(x))(x)
+    return per_tile(double_kernel, x, o_map=o_map)
 
 
 @mistake(X, want=np_double)
@@ -263,32 +262,23 @@ def offsets_instead_of_block_indices(x):
     def x_map(i, j):  # <- here
         return i * 8, j * 128
 
-    spec = pl.BlockSpec((8, 128), x_map)
-    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=spec, out_shape=like(x))(x)
+    return per_tile(double_kernel, x, x_map=x_map, o_map=x_map)
 
 
 @mistake(normal(24, 384), want=same)
 def rows_and_columns_swapped(x):
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
     def o_map(i, j):  # <- here
         return j, i
 
-    spec = pl.BlockSpec((8, 128), o_map)
-    return pl.pallas_call(kernel, grid=(3, 3), in_specs=[TILE], out_specs=spec, out_shape=like(x))(x)
+    return per_tile(copy_kernel, x, o_map=o_map)
 
 
 @mistake(X, want=same)
 def every_column_lands_in_the_first(x):
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
     def o_map(i, j):  # <- here
         return i, 0
 
-    spec = pl.BlockSpec((8, 128), o_map)
-    return pl.pallas_call(kernel, grid=(4, 3), in_specs=[TILE], out_specs=spec, out_shape=like(x))(x)
+    return per_tile(copy_kernel, x, o_map=o_map)
 
 
 @mistake(X, want=lambda x: x + np.repeat(np.arange(4), 8)[:, None])
@@ -449,8 +439,7 @@ def index_map_with_too_few_arguments(x):
     def x_map(i):
         return i, 0
 
-    spec = pl.BlockSpec((8, 128), x_map)
-    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+    return per_tile(double_kernel, x, x_map=x_map)
 
 
 @mistake(X, want=np_double)
@@ -458,8 +447,7 @@ def index_map_with_too_few_results(x):
     def x_map(i, j):  # <- here
         return i
 
-    spec = pl.BlockSpec((8, 128), x_map)
-    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+    return per_tile(double_kernel, x, x_map=x_map)
 
 
 @mistake(X, want=np_double)
@@ -467,8 +455,7 @@ def index_map_with_true_division(x):
     def x_map(i, j):  # <- here
         return i / 1, j
 
-    spec = pl.BlockSpec((8, 128), x_map)
-    return pl.pallas_call(double_kernel, grid=(4, 3), in_specs=[spec], out_specs=TILE, out_shape=like(x))(x)
+    return per_tile(double_kernel, x, x_map=x_map)
 
 
 @mistake(X, want=lambda x: x + np.tile(np.arange(128), 3))
@@ -571,23 +558,16 @@ def block_too_small_for_the_chip(x):
 # ---------------------------------------------------------------------------------------------------------------------
 LOW = X - 60  # every row lies wholly below -50
 COLUMN = pltpu.VMEM((8, 1), F32)
-WHOLE_ROWS = rows(8, 384)
-
-
-def np_softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def np_sum_of_exponentials(x: np.ndarray) -> np.ndarray:
     return np.exp(x - x.max(1, keepdims=True)).sum(1, keepdims=True)
 
 
-def per_rows(kernel: Callable[..., None], *arrays: Any, **more: Any) -> Any:
-    """Step i sees rows 8 i to 8 i + 7, whole."""
-    specs = [WHOLE_ROWS] * len(arrays)
-    x = arrays[0]
-    return pl.pallas_call(kernel, grid=(4,), in_specs=specs, out_specs=WHOLE_ROWS, out_shape=like(x), **more)(*arrays)
+def per_rows(kernel: Callable[..., None], *arrays: Any, columns: int = 384) -> Any:
+    """Step i sees rows 8 i to 8 i + 7, whole; the result has so many columns."""
+    specs, shape = [rows(8, 384)] * len(arrays), like(arrays[0], (32, columns))
+    return pl.pallas_call(kernel, grid=(4,), in_specs=specs, out_specs=rows(8, columns), out_shape=shape)(*arrays)
 
 
 def rescaling_sum(x: Any, start: float = -np.inf, over: float | None = None) -> Callable[[Callable[..., None]], Any]:
@@ -750,8 +730,7 @@ def divided_by_one_less(x):
         centred = x_ref[...] - x_ref[...].mean(axis=1, keepdims=True)
         o_ref[...] = jnp.sqrt((centred * centred).sum(axis=1, keepdims=True) / 383)  # <- here
 
-    return pl.pallas_call(
-        kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=rows(8, 1), out_shape=like(x, (32, 1)))(x)  # fmt: skip
+    return per_rows(kernel, x, columns=1)
 
 
 @mistake(X + 1000, want=lambda x: x.var(1, keepdims=True))
@@ -761,8 +740,7 @@ def variance_by_cancellation(x):
         mean = x.mean(axis=1, keepdims=True)
         o_ref[...] = (x * x).mean(axis=1, keepdims=True) - mean * mean  # <- here
 
-    return pl.pallas_call(
-        kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=rows(8, 1), out_shape=like(x, (32, 1)))(x)  # fmt: skip
+    return per_rows(kernel, x, columns=1)
 
 
 @mistake(1e-3 * X, want=lambda x: 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5))
@@ -770,8 +748,7 @@ def constant_outside_of_the_root(x):
     def kernel(x_ref, o_ref):
         o_ref[...] = 1 / (jnp.sqrt(x_ref[...].var(axis=1, keepdims=True)) + 1e-5)  # <- here
 
-    return pl.pallas_call(
-        kernel, grid=(4,), in_specs=[WHOLE_ROWS], out_specs=rows(8, 1), out_shape=like(x, (32, 1)))(x)  # fmt: skip
+    return per_rows(kernel, x, columns=1)
 
 
 @mistake(X, want=lambda x: x[:, 200:201])
@@ -896,11 +873,7 @@ def reduction_axis_first(a, b):
         def _():
             o_ref[...] = acc_ref[...]
 
-    return pl.pallas_call(
-        kernel, grid=(3, 4, 2),
-        in_specs=[pl.BlockSpec((16, 32), lambda k, i, j: (i, k)), pl.BlockSpec((32, 128), lambda k, i, j: (k, j))],
-        out_specs=pl.BlockSpec((16, 128), lambda k, i, j: (i, j)), out_shape=like(a, (64, 256)),
-        scratch_shapes=[pltpu.VMEM((16, 128), F32)])(a, b)  # fmt: skip
+    return matmul_call(kernel, a, b, grid=(3, 4, 2), order="kij")
 
 
 @mistake(A, B, want=np.matmul)
@@ -909,11 +882,7 @@ def grid_cut_short_under_a_sum(a, b):
         acc_ref[...] = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...]) + jnp.dot(a_ref[...], b_ref[...])
         o_ref[...] = acc_ref[...]
 
-    return pl.pallas_call(
-        kernel, grid=(3, 2, 3),
-        in_specs=[pl.BlockSpec((16, 32), lambda i, j, k: (i, k)), pl.BlockSpec((32, 128), lambda i, j, k: (k, j))],
-        out_specs=pl.BlockSpec((16, 128), lambda i, j, k: (i, j)), out_shape=like(a, (64, 256)),
-        scratch_shapes=[pltpu.VMEM((16, 128), F32)])(a, b)  # fmt: skip
+    return matmul_call(kernel, a, b, grid=(3, 2, 3))
 
 
 @mistake(
@@ -971,32 +940,23 @@ ORDER = jnp.array([2, 0, 3, 1])
 
 @mistake(X, want=lambda x: x.reshape(4, 8, 384)[[2, 0, 3, 1]].reshape(32, 384))
 def index_map_that_captures_an_array(x):
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
     def x_map(i):  # <- here
         return (ORDER[i], 0)
 
     return pl.pallas_call(
-        kernel, grid=(4,), in_specs=[pl.BlockSpec((8, 384), x_map)], out_specs=rows(8, 384), out_shape=like(x)
+        copy_kernel, grid=(4,), in_specs=[pl.BlockSpec((8, 384), x_map)], out_specs=rows(8, 384), out_shape=like(x)
     )(x)
 
 
 @mistake(X, want=np.ones_like)
 def gradient_without_custom_vjp(x):
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
-    return jax.grad(lambda x: pl.pallas_call(kernel, out_shape=like(x))(x).sum())(x)  # <- here
+    return jax.grad(lambda x: pl.pallas_call(copy_kernel, out_shape=like(x))(x).sum())(x)  # <- here
 
 
 @mistake(X, want=lambda x: x)
 def one_block_spec_too_many(x):
-    def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
     return pl.pallas_call(
-        kernel, grid=(4,), in_specs=[rows(8, 384)] * 2, out_specs=rows(8, 384), out_shape=like(x)
+        copy_kernel, grid=(4,), in_specs=[rows(8, 384)] * 2, out_specs=rows(8, 384), out_shape=like(x)
     )(x)  # fmt: skip
 
 
