@@ -135,7 +135,15 @@ def lab(ctx: click.Context) -> None:
     from . import lab as jupyter
 
     jupyter.require()
-    jupyter.launch(_workspace_for_lab(), load(), ctx.args)
+    folder = workspace.default_folder()
+    with contextlib.suppress(workspace.WorkspaceError):
+        folder = workspace.find()
+    books = curriculum.notebooks()
+    if not all((folder / f"{book.name}.ipynb").exists() for book in books):
+        _init(folder)
+    for book in books:
+        _in_step(folder, book.name)
+    jupyter.launch(folder.resolve(), load(), ctx.args)
 
 
 @app.command(epilog=f"Example: puzzles start basics/3. {AND_NEXT}")
@@ -479,8 +487,13 @@ def _source(name: str, overlay: Path | None) -> Iterator[Path]:
 
 def _say_verdict(answer: Message, short: bool = False, traceback: bool = False) -> None:
     """A verdict, or a report, and then what the reader's code has printed."""
-    terminal.say_laid_out(_line(answer["verdict"]) if short else answer["text"])
-    if not short:
+    if short:
+        verdict, findings = answer["verdict"], answer["verdict"]["findings"]
+        about = findings[0]["cause"] if findings else curriculum.puzzle(verdict["puzzle"]).title
+        line = f"{verdict['puzzle']:12}  {WORDS[verdict['status']]:14}  {about}"
+        terminal.say_laid_out(cut(line, terminal.columns()))
+    else:
+        terminal.say_laid_out(answer["text"])
         _say_printed(answer["printed"], sys.stdout)
     if traceback and answer["traceback"]:
         terminal.say_laid_out(f"\n{answer['traceback'].rstrip()}")
@@ -492,18 +505,6 @@ def _say_printed(printed: str, stream: TextIO) -> None:
         print(terminal.printable(f"\nprinted by your code:\n{printed.rstrip()}"), file=stream)
 
 
-def _workspace_for_lab() -> Path:
-    folder = workspace.default_folder()
-    with contextlib.suppress(workspace.WorkspaceError):
-        folder = workspace.find()
-    books = curriculum.notebooks()
-    if not all((folder / f"{book.name}.ipynb").exists() for book in books):
-        _init(folder)
-    for book in books:
-        _in_step(folder, book.name)
-    return folder.resolve()
-
-
 def _puzzle_ids(what: str) -> list[str]:
     """What to check: nothing said is the next puzzle, a notebook's name is all of its puzzles."""
     if not what:
@@ -511,12 +512,6 @@ def _puzzle_ids(what: str) -> list[str]:
         return [upcoming.id] if upcoming else []
     book = None if "/" in what else _notebook(what)  # one notebook to read, not all of them
     return [each.id for each in (book.puzzles if book else [curriculum.puzzle(what)])]
-
-
-def _line(verdict: dict[str, Any]) -> str:
-    findings = verdict["findings"]
-    about = findings[0]["cause"] if findings else curriculum.puzzle(verdict["puzzle"]).title
-    return cut(f"{verdict['puzzle']:12}  {WORDS[verdict['status']]:14}  {about}", terminal.columns())
 
 
 def _row(puzzle: curriculum.Puzzle, state: Progress) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def current(folder: Path, name: str) -> Path | None:
 
 def known(folder: Path, name: str) -> Path | None:
     """The half to read, where that shows without reading: one at the most was written since they were in step."""
-    before, now = _recorded(folder, name).get("files", {}), _looks(folder, name)
+    before, now = record(folder).get(name, {}).get("files", {}), _looks(folder, name)
     written = [each for each in halves(folder, name) if before.get(each.suffix) != now.get(each.suffix)]
     if len(now) < 2 or len(written) > 1:
         return None
@@ -76,7 +76,7 @@ def sync(folder: Path, name: str) -> Pair | None:
     if newest is None:
         return None
     looks = _looks(folder, name)
-    if len(looks) == 2 and _recorded(folder, name).get("files") == looks:
+    if len(looks) == 2 and record(folder).get(name, {}).get("files") == looks:
         return Pair(newest)  # nothing has changed since they were last in step: the usual case, decided without reading
     try:
         with locked(folder / LOCK):
@@ -104,7 +104,7 @@ def _sync(folder: Path, name: str, newest: Path) -> Pair:
     if a.digest == b.digest:
         _remember(folder, name, a.digest)
         return Pair(newest)
-    base = _recorded(folder, name).get("cells")
+    base = record(folder).get(name, {}).get("cells")
     before = base or _course_digest(name)
     changed = [each for each in read if each.digest != before]
     if len(changed) != 1:
@@ -252,12 +252,8 @@ def _same_age(path: Path, like: Path) -> None:
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
-def _recorded(folder: Path, name: str) -> dict[str, Any]:
-    """What is known of a notebook: {"cells": digest, "files": how they look from outside}."""
-    return _record(folder).get(name, {})
-
-
-def _record(folder: Path) -> dict[str, dict[str, Any]]:
+def record(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is known of the notebooks of a workspace: name -> {"cells": digest, "files": how they look from outside}."""
     try:
         found = json.loads((folder / RECORD).read_text("utf-8"))
         pairs = found["pairs"] if found["version"] == VERSION else {}
@@ -268,7 +264,7 @@ def _record(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _remember(folder: Path, name: str, cells: str) -> None:
     """Records what both halves have in common, and how their files look from outside. Raises OSError."""
-    known, fresh = _record(folder), {"cells": cells, "files": _looks(folder, name)}
+    known, fresh = record(folder), {"cells": cells, "files": _looks(folder, name)}
     if known.get(name) != fresh:
         text = json.dumps({"version": VERSION, "pairs": {**known, name: fresh}}, indent=1, sort_keys=True)
         write_whole(folder / RECORD, f"{text}\n".encode())

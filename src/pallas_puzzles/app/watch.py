@@ -113,8 +113,12 @@ class Watch:
             each.signature, each.code = signature, pairing.by_puzzle(each.path, "code")
             if not first and pairing.current(self.folder, each.path.stem) == each.path:
                 edited.append(self._edited(each, before) if known else None)
-        if edited:
-            self._saved(next((each for each in edited if each), None))
+        if not edited:
+            return
+        puzzle = next((each for each in edited if each), self.puzzle)
+        locked = self._locked(puzzle) if puzzle.id != self.puzzle.id else ""
+        self.puzzle = self.puzzle if locked else puzzle
+        self.check(f"{locked} This is about {self.puzzle.id}:" if locked else "")
 
     def _edited(self, file: _File, before: dict[str, list[str]]) -> Puzzle | None:
         """The puzzle whose code is another than before; None where that is not one, or the current one is among them.
@@ -129,12 +133,6 @@ class Watch:
             return curriculum.puzzle(f"{file.path.stem}/{changed[0]}")
         except CurriculumError:
             return None  # a puzzle of the reader's own
-
-    def _saved(self, edited: Puzzle | None) -> None:
-        locked = self._locked(edited) if edited is not None and edited.id != self.puzzle.id else ""
-        if edited is not None and not locked:
-            self.puzzle = edited
-        self.check(f"{locked} This is about {self.puzzle.id}:" if locked else "")
 
     def _locked(self, puzzle: Puzzle) -> str:
         """Why a puzzle is not open, "" if it is."""

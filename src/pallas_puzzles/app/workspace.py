@@ -76,7 +76,10 @@ def _init_one(folder: Path, book: curriculum.Notebook, made: Made) -> None:
         return _lay(folder, book)
     if len(there) == 1:
         pairing.complete(folder, book.name)
-    if differ := _prose_apart(pairing.current(folder, book.name) or there[0], book):
+    newest = pairing.current(folder, book.name) or there[0]
+    ours, mine = (pairing.by_puzzle(path, "markdown") for path in (book.path, newest))
+    # the text, not the code: few readers rewrite that
+    if differ := [number for number in ours if mine.get(number) != ours[number]]:
         made.differ[book.name] = differ
 
 
@@ -103,12 +106,6 @@ def synced_file(folder: Path, notebook: str) -> pairing.Pair:
     """The same after the pair has been brought in step, with what there is to say about that."""
     pair = pairing.sync(folder, notebook)
     return pair or pairing.Pair(current_file(folder, notebook))
-
-
-def _prose_apart(mine: Path, book: curriculum.Notebook) -> list[str]:
-    """The puzzles whose text, not code, is not that of the course: few readers rewrite the text. "": around them."""
-    ours, theirs = (pairing.by_puzzle(path, "markdown") for path in (book.path, mine))
-    return [number for number in ours if theirs.get(number) != ours[number]]
 
 
 # ---- back to the start -----------------------------------------------------------------------------------------------
