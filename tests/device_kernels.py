@@ -57,6 +57,14 @@ def remote(src: Any, dst: Any, sent: Any, came: Any, to: Any) -> Any:
     return pltpu.make_async_remote_copy(src, dst, sent, came, device_id={"x": to})
 
 
+def collective(kernel: Callable[..., None], out: Any, scratch: list[Any], *args: Any, spec: Any = HBM) -> Any:
+    """The kernel on these arrays; they and the results are all in one kind of memory."""
+    specs = [spec] * len(args), jax.tree.map(lambda _: spec, out)
+    return pl.pallas_call(
+        kernel, out_shape=out, in_specs=specs[0], out_specs=specs[1], scratch_shapes=scratch, compiler_params=COLLECTIVE
+    )(*args)
+
+
 def permute(n: int, bug: str = "") -> Case:
     """Each device gets what its left neighbour has."""
 
@@ -74,10 +82,7 @@ def permute(n: int, bug: str = "") -> Case:
             copy.wait_recv()
 
     def call(x):
-        out = S(x.shape, x.dtype)
-        return pl.pallas_call(
-            kernel, out_shape=out, in_specs=[HBM], out_specs=HBM, scratch_shapes=[DMA, DMA], compiler_params=COLLECTIVE
-        )(x)
+        return collective(kernel, S(x.shape, x.dtype), [DMA, DMA], x)
 
     x = normal(n * 8, 128)
     return on(n, call), (x,), np.roll(x.reshape(n, 8, 128), 1, 0).reshape(x.shape)
@@ -112,10 +117,7 @@ def all_gather(n: int, bug: str = "") -> Case:
 
     def call(x):
         out, arrivals = S((n, *x.shape), x.dtype), DMA if bug == "one-semaphore" else DMA((n - 1,))
-        return pl.pallas_call(
-            kernel, out_shape=out, in_specs=[HBM], out_specs=HBM, scratch_shapes=[DMA, DMA, arrivals],
-            compiler_params=COLLECTIVE,
-        )(x)  # fmt: skip
+        return collective(kernel, out, [DMA, DMA, arrivals], x)
 
     x = normal(n * 8, 128)
     return on(n, call), (x,), np.concatenate([x.reshape(n, 8, 128)] * n)
@@ -152,10 +154,7 @@ def all_reduce(n: int, bug: str = "") -> Case:
 
     def call(x):
         buf, arrivals = pltpu.VMEM((2, *x.shape), x.dtype), DMA if bug == "one-semaphore" else DMA((2,))
-        return pl.pallas_call(
-            kernel, out_shape=S(x.shape, x.dtype), in_specs=[VMEM], out_specs=VMEM,
-            scratch_shapes=[buf, DMA((2,)), arrivals, REGULAR], compiler_params=COLLECTIVE,
-        )(x)  # fmt: skip
+        return collective(kernel, S(x.shape, x.dtype), [buf, DMA((2,)), arrivals, REGULAR], x, spec=VMEM)
 
     x = normal(n * 8, 128)
     return on(n, call), (x,), np.tile(x.reshape(n, 8, 128).sum(0), (n, 1))
@@ -197,10 +196,7 @@ def reduce_scatter(n: int, bug: str = "") -> Case:
 
     def call(x):
         out, slots = S(x.shape[1:], x.dtype), S((2, *x.shape[1:]), x.dtype)
-        return pl.pallas_call(
-            kernel, out_shape=[out, slots, slots], in_specs=[HBM], out_specs=[HBM] * 3,
-            scratch_shapes=[DMA, DMA((2,)), REGULAR], compiler_params=COLLECTIVE,
-        )(x)[0]  # fmt: skip
+        return collective(kernel, [out, slots, slots], [DMA, DMA((2,)), REGULAR], x)[0]
 
     x = normal(n * n, 16, 256)
     return on(n, call), (x,), x.reshape(n, n, 16, 256).sum(0).reshape(n * 16, 256)
@@ -226,10 +222,7 @@ def all_to_all(n: int, bug: str = "") -> Case:
             copy.wait_recv()
 
     def call(x):
-        return pl.pallas_call(
-            kernel, out_shape=S(x.shape, x.dtype), in_specs=[HBM], out_specs=HBM, scratch_shapes=[DMA, DMA],
-            compiler_params=COLLECTIVE,
-        )(x)  # fmt: skip
+        return collective(kernel, S(x.shape, x.dtype), [DMA, DMA], x)
 
     x = normal(n * n, 8, 128)
     return on(n, call), (x,), x.reshape(n, n, 8, 128).swapaxes(0, 1).reshape(x.shape)
@@ -318,10 +311,7 @@ def ring_attention(n: int, bug: str = "", rows: int = 16, d: int = 128) -> Case:
     def call(q, k, v):
         f32 = functools.partial(pltpu.VMEM, dtype=jnp.float32)
         scratch = [f32((2, 2, rows, d)), f32((rows, 128)), f32((rows, 128)), f32((rows, d)), DMA((2,)), DMA((2,))]
-        return pl.pallas_call(
-            kernel, out_shape=S(q.shape, q.dtype), in_specs=[VMEM] * 3, out_specs=VMEM,
-            scratch_shapes=[*scratch, REGULAR], compiler_params=COLLECTIVE,
-        )(q, k, v)  # fmt: skip
+        return collective(kernel, S(q.shape, q.dtype), [*scratch, REGULAR], q, k, v, spec=VMEM)
 
     q, k, v = normal(3, n * rows, d)
     q /= 8
@@ -362,10 +352,7 @@ def collective_matmul(n: int, bug: str = "", rows: int = 16) -> Case:
 
     def call(x, w):
         out, buf = S((n, rows, w.shape[1]), jnp.float32), S((n - 1, *x.shape), x.dtype)
-        return pl.pallas_call(
-            kernel, out_shape=[out, buf], in_specs=[HBM] * 2, out_specs=[HBM] * 2,
-            scratch_shapes=[DMA((n - 1,)), DMA((n - 1,))], compiler_params=COLLECTIVE,
-        )(x, w)[0]  # fmt: skip
+        return collective(kernel, [out, buf], [DMA((n - 1,)), DMA((n - 1,))], x, w)[0]
 
     x, w = normal(n * rows, 128), normal(128, n * 256)
     want = (x @ w).reshape(n, rows, n, 256).transpose(2, 0, 1, 3).reshape(n * n, rows, 256)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from zoo import F32, HBM, I32, Exhibit, integers, like, normal, np_softmax, rows, tiles
+from zoo import F32, HBM, I32, Exhibit, integers, like, normal, np_softmax, registers_in, rows, tiles
 
 MARK = "# <- here"
 
@@ -30,16 +30,7 @@ class Mistake(Exhibit):
 
 
 MISTAKES: dict[str, Mistake] = {}
-
-
-def mistake(*args: Any, want: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        assert fn.__name__ not in MISTAKES, f"two mistakes are called {fn.__name__}"
-        MISTAKES[fn.__name__] = Mistake(fn.__name__, fn, args, want)
-        return fn
-
-    return register
-
+mistake = registers_in(MISTAKES, Mistake)
 
 X = normal(32, 384)  # cut into blocks of (8, 128): a grid of (4, 3)
 A, B = normal(64, 96), normal(96, 256)

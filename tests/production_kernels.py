@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +14,10 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from zoo import Exhibit, integers, normal
+from zoo import Exhibit, integers, normal, registers_in
 
 PRODUCTION: dict[str, Exhibit] = {}
-
-
-def exhibit(*args: Any, want: Any) -> Any:
-    def register(fn: Any) -> Any:
-        PRODUCTION[fn.__name__] = Exhibit(fn.__name__, fn, args, want)
-        return fn
-
-    return register
+exhibit = registers_in(PRODUCTION)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

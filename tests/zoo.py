@@ -33,18 +33,22 @@ class Exhibit:
         return self.want(*jax.tree.map(widened, self.args))
 
 
+def registers_in(found: dict[str, Any], kind: type[Exhibit] = Exhibit) -> Callable[..., Any]:
+    """A decorator that takes the arguments and `want`, and registers a function under its own name."""
+
+    def with_arguments(*args: Any, want: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            assert fn.__name__ not in found, f"two of them are called {fn.__name__}"
+            found[fn.__name__] = kind(fn.__name__, fn, args, want)
+            return fn
+
+        return register
+
+    return with_arguments
+
+
 ZOO: dict[str, Exhibit] = {}
-
-
-def exhibit(*args: Any, want: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the decorated function under its own name."""
-
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        assert fn.__name__ not in ZOO, f"two exhibits are called {fn.__name__}"
-        ZOO[fn.__name__] = Exhibit(fn.__name__, fn, args, want)
-        return fn
-
-    return register
+exhibit = registers_in(ZOO)
 
 
 def widened(x: np.ndarray) -> np.ndarray:
@@ -71,6 +75,14 @@ def tiles(*block: Any) -> pl.BlockSpec:
 def rows(bm: int, n: int) -> pl.BlockSpec:
     """A slab of bm full rows at grid step i."""
     return pl.BlockSpec((bm, n), lambda i: (i, 0))
+
+
+def by_rows(kernel: Callable[..., None], *arrays: Any, bm: int = 8) -> Any:
+    """Step i sees a slab of bm rows of each array; the result is like the last one."""
+    specs = [rows(bm, x.shape[1]) for x in arrays]
+    return pl.pallas_call(
+        kernel, grid=(arrays[0].shape[0] // bm,), in_specs=specs, out_specs=specs[-1], out_shape=like(arrays[-1])
+    )(*arrays)
 
 
 HBM = pl.BlockSpec(memory_space=pl.ANY)
@@ -534,7 +546,7 @@ def square_root_by_newton(x):
 
         o_ref[...] = lax.while_loop(far_off, lambda guess: 0.5 * (guess + x / guess), x)
 
-    return pl.pallas_call(kernel, grid=(2,), in_specs=[rows(8, 128)], out_specs=rows(8, 128), out_shape=like(x))(x)
+    return by_rows(kernel, x)
 
 
 @exhibit(normal(16, 128), want=lambda x: x / np.sqrt((x * x).sum(1, keepdims=True)))
@@ -547,7 +559,7 @@ def normalise_row_by_row(x):
 
         lax.fori_loop(0, x_ref.shape[0], body, None)
 
-    return pl.pallas_call(kernel, grid=(2,), in_specs=[rows(8, 128)], out_specs=rows(8, 128), out_shape=like(x))(x)
+    return by_rows(kernel, x)
 
 
 @exhibit(normal(32, 128), want=lambda x: np.cumsum(x.reshape(2, 4, 4, 128), 1).reshape(32, 128))
@@ -562,7 +574,7 @@ def running_sum_of_views(x):
         def _(g):
             add(o_ref.at[pl.ds(4 * g, 4)], o_ref.at[pl.ds(4 * g - 4, 4), :])
 
-    return pl.pallas_call(kernel, grid=(2,), in_specs=[rows(16, 128)], out_specs=rows(16, 128), out_shape=like(x))(x)
+    return by_rows(kernel, x, bm=16)
 
 
 @exhibit(normal(32, 128), want=lambda x: np.concatenate([np.exp(x[:8]), -x[8:16], x[16:24] ** 2, 0 * x[24:]]))
@@ -573,7 +585,7 @@ def a_function_per_block(x):
         value = lax.switch(jnp.minimum(i, 2), branches, x_ref[...])
         o_ref[...] = lax.cond(i == 3, jnp.zeros_like, lambda v: v, value)
 
-    return pl.pallas_call(kernel, grid=(4,), in_specs=[rows(8, 128)], out_specs=rows(8, 128), out_shape=like(x))(x)
+    return by_rows(kernel, x)
 
 
 @exhibit(normal(16, 128), want=lambda x: np.stack([x[0::2], x[1::2]]))
@@ -647,8 +659,7 @@ def integer_arithmetic_under_a_mask(mask, x, y):
         x, y = x_ref[...].astype(I32), y_ref[...]
         o_ref[...] = jnp.where(mask_ref[...], x // y, (x << 2) ^ y)
 
-    return pl.pallas_call(kernel, grid=(2,), in_specs=[rows(8, 128)] * 3, out_specs=rows(8, 128), out_shape=like(y))(
-        mask, x, y)  # fmt: skip
+    return by_rows(kernel, mask, x, y)
 
 
 @exhibit(normal(8, 128), want=lambda x: sum(x**p / (p + 1) for p in range(5)))
@@ -722,7 +733,7 @@ def print_from_the_kernel(x):
         pl.debug_print("first element {}", x_ref[0, 0])
         o_ref[...] = x_ref[...] + 1
 
-    return pl.pallas_call(kernel, grid=(2,), in_specs=[rows(8, 128)], out_specs=rows(8, 128), out_shape=like(x))(x)
+    return by_rows(kernel, x)
 
 
 @exhibit(normal(16, 128), want=lambda x: np.maximum(x, 0))
@@ -731,7 +742,7 @@ def masked_store(x):
         o_ref[...] = jnp.zeros_like(o_ref)
         pltpu.store(o_ref, x_ref[...], mask=x_ref[...] > 0)
 
-    return pl.pallas_call(kernel, grid=(2,), in_specs=[rows(8, 128)], out_specs=rows(8, 128), out_shape=like(x))(x)
+    return by_rows(kernel, x)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -741,9 +752,7 @@ def double_and_add(x, y):
     def kernel(x_ref, y_ref, o_ref):
         o_ref[...] = 2 * x_ref[...] + y_ref[...]
 
-    spec = rows(8, x.shape[1])
-    return pl.pallas_call(
-        kernel, grid=(x.shape[0] // 8,), in_specs=[spec, spec], out_specs=spec, out_shape=like(x))(x, y)  # fmt: skip
+    return by_rows(kernel, x, y)
 
 
 @exhibit(normal(24, 128), normal(24, 128), want=lambda x, y: 2 * (2 * x + y) + x)
@@ -788,18 +797,12 @@ def loop_and_branch_around_the_call(x):
     return lax.cond(x.max() < 12, lambda v: v, lambda v: double_and_add(-v / 4, 3 * v / 4 - v / 2), x)
 
 
-def gate_call(kernel, *arrays):
-    return pl.pallas_call(
-        kernel, grid=(3,), in_specs=[rows(8, 128)] * len(arrays), out_specs=rows(8, 128),
-        out_shape=like(arrays[0]))(*arrays)  # fmt: skip
-
-
 @jax.custom_vjp
 def gate(x):
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...] * jax.nn.sigmoid(x_ref[...])
 
-    return gate_call(kernel, x)
+    return by_rows(kernel, x)
 
 
 def gate_backward(x, g):
@@ -807,7 +810,7 @@ def gate_backward(x, g):
         s = jax.nn.sigmoid(x_ref[...])
         o_ref[...] = g_ref[...] * s * (1 + x_ref[...] * (1 - s))
 
-    return (gate_call(kernel, x, g),)
+    return (by_rows(kernel, x, g),)
 
 
 gate.defvjp(lambda x: (gate(x), x), gate_backward)
