@@ -128,14 +128,12 @@ report(first=first, second=seconds)
 
 # From a save to the line with the verdict, on every puzzle of basics, each of which has been checked once before.
 WATCH = """
-import ast, json, os, statistics, subprocess, sys, tempfile, time
+import json, os, statistics, subprocess, sys, tempfile, time
 from pathlib import Path
-from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course import curriculum
 sys.path.insert(0, {tests!r})
 import bank
-
-def functions(code):
-    return {{node.name: ast.unparse(node) for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}}
+from course import functions
 
 def laid(text, puzzle, answers):
     for hole in puzzle.holes:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # The tests start some hundred Pythons. Where none may leave bytecode beside the sources, each of them would compile all
@@ -138,6 +138,21 @@ def laid(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("PALLAS_PUZZLES_HOME", str(place / "home"))
         workspace.init(place / "workspace")
     return place / "workspace"
+
+
+@pytest.fixture
+def puzzles(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command in this process: exit code, stdout, stderr."""
+    from pallas_puzzles.app import cli
+
+    def command(*words: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(word) for word in words])
+        said = capsys.readouterr()
+        return end.value.code or 0, said.out, said.err
+
+    return command
 
 
 @pytest.fixture(scope="session")

@@ -31,20 +31,6 @@ def place(tmp_path, monkeypatch):
     return here
 
 
-@pytest.fixture
-def puzzles(capsys):
-    """Runs the command in this process: exit code, stdout, stderr."""
-
-    def command(*words: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(word) for word in words])
-        said = capsys.readouterr()
-        return end.value.code or 0, said.out, said.err
-
-    return command
-
-
 def recorded(place: Path) -> dict:
     path = place.parent / "home" / "progress.json"
     return json.loads(path.read_text())["puzzles"] if path.exists() else {}
@@ -404,10 +390,6 @@ def test_hint(place, puzzles):
 
 
 COMMANDS = [*cli.app.commands]
-
-
-def test_every_command_that_the_design_lists_is_there():
-    assert sorted(COMMANDS) == sorted("init lab start check watch hint solution show tpu gpu bench reset list".split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

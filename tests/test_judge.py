@@ -31,18 +31,6 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def puzzles(capsys):
-    def command(*words: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(word) for word in words])
-        said = capsys.readouterr()
-        return end.value.code or 0, said.out, said.err
-
-    return command
-
-
 def solved_ones(place: Path) -> list[str]:
     file = place / "home" / "progress.json"
     entries = json.loads(file.read_text())["puzzles"] if file.exists() else {}

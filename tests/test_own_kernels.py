@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from course import functions
 from pallas_puzzles import own_kernels, solved_function
 from pallas_puzzles.app import workspace
 from pallas_puzzles.course import curriculum
@@ -18,17 +19,12 @@ BORROWED = [("matmul/9", "product"), ("softmax/8", "smooth_layer_norm")]
 
 def solve(folder, name):
     """Lays the hidden solutions over the holes of a workspace's script."""
-    import ast
-
     script = folder / f"{name}.py"
-    solution = (curriculum.course_folder() / "solutions" / f"{name}.py").read_text("utf-8")
-    lines, text = solution.splitlines(), script.read_text("utf-8")
-    for node in ast.parse(solution).body:
-        if isinstance(node, ast.FunctionDef):
-            start = text.index(f"\ndef {node.name}(") + 1
-            end = text.index("pass  # YOUR CODE HERE\n", start) + len("pass  # YOUR CODE HERE\n")
-            own = "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
-            text = text[:start] + own + text[end:]
+    text = script.read_text("utf-8")
+    answers = functions((curriculum.course_folder() / "solutions" / f"{name}.py").read_text("utf-8"))
+    for puzzle in curriculum.in_notebook(name):
+        for hole, skeleton in puzzle.skeletons.items():
+            text = text.replace(skeleton.strip("\n"), answers[hole])
     script.write_text(text, "utf-8")
 
 
