@@ -50,13 +50,10 @@ class _InOrder(click.Group):
         return [*self.commands]
 
 
-def _complete_puzzle(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return [each.id for each in curriculum.all_puzzles() if each.id.startswith(incomplete)]
-
-
-def _complete_any(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    names = [book.name for book in curriculum.notebooks() if book.name.startswith(incomplete)]
-    return [*names, *_complete_puzzle(ctx, param, incomplete)]
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Puzzles; notebooks, too, for a command that takes them."""
+    names = [book.name for book in curriculum.notebooks()] if param.name == "what" else []
+    return [each for each in (*names, *(p.id for p in curriculum.all_puzzles())) if each.startswith(incomplete)]
 
 
 FILE = click.Path(path_type=Path)
@@ -68,8 +65,8 @@ with_overlay = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 any_order = click.option("--any", "any_order", is_flag=True, help="Open a puzzle before its turn.")
-which_puzzle = click.argument("puzzle_id", metavar="[ID]", default="", shell_complete=_complete_puzzle)
-anything = click.argument("what", metavar="[basics[/9]]", default="", shell_complete=_complete_any)
+which_puzzle = click.argument("puzzle_id", metavar="[ID]", default="", shell_complete=_complete)
+anything = click.argument("what", metavar="[basics[/9]]", default="", shell_complete=_complete)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -311,7 +308,7 @@ def _add_compiler(machine: str, default: str, known: str, example: str, about: s
         return [name for name in chips().CHIPS if name.startswith(incomplete)]
 
     @app.command(machine, help=f"{about} Exits with 0 if it compiles, 1 if not.", epilog=f"Example: puzzles {example}")
-    @click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
+    @click.argument("puzzle_id", metavar="ID", shell_complete=_complete)
     @click.option(
         f"--{machine}",
         "names",
@@ -352,7 +349,7 @@ _add_compiler(
 
 
 @app.command(epilog="Example: puzzles bench flash_attention/6 --sweep --json mine.json")
-@click.argument("puzzle_id", metavar="ID", shell_complete=_complete_puzzle)
+@click.argument("puzzle_id", metavar="ID", shell_complete=_complete)
 @with_overlay
 @click.option("--sweep", is_flag=True, help="At all sizes and dtypes, not at the largest alone.")
 @click.option("--csv", "as_csv", metavar="FILE.csv", type=FILE, help="Write the table there.")
