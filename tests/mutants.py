@@ -1,6 +1,6 @@
 """Mutants of the course's solutions: wrong answers that nobody had to write, and that every check should refuse.
 
-    uv run python tests/mutants.py matmul/2 [-k TEXT] [--jobs N]
+    uv run puzzles dev mutants matmul/2 [-k TEXT] [--jobs N]
 
 makes small mistakes in the solutions by program, and shows which of them the checks accept. It exits with 1 if a mutant
 survives that is not listed as an equivalent, or if a line of that list is stale.

@@ -389,7 +389,7 @@ def test_hint(place, puzzles):
     assert recorded(place)["demo/1"]["hints"] == 2
 
 
-COMMANDS = [*cli.app.commands]
+COMMANDS = [name for name, each in cli.app.commands.items() if not each.hidden]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

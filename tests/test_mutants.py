@@ -190,7 +190,7 @@ def test_the_course_refuses_the_mutants_of_a_puzzle(puzzle_id: str, capsys: pyte
 
 
 def test_the_command_runs_them() -> None:
-    command = [sys.executable, Path(__file__).with_name("mutants.py"), "nowhere"]
+    command = [sys.executable, "-m", "pallas_puzzles", "dev", "mutants", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "nowhere" in done.stderr

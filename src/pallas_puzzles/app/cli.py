@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import webbrowser
@@ -386,6 +387,25 @@ def bench(
     benchmark.say(results, files, old)
     _say_printed(answer.get("printed", ""), sys.stdout)
     raise Exit(SOLVED if benchmark.has_own(results) else NOT_SOLVED)
+
+
+@app.group(hidden=True)
+def dev() -> None:
+    """For authors of puzzles, in a clone of the project."""
+
+
+@dev.command(
+    epilog="Example: puzzles dev mutants basics/9",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+@click.pass_context
+def mutants(ctx: click.Context) -> None:
+    """Make small mistakes in the solutions by program, and show which of them the checks accept."""
+    script = installation.ROOT / "tests" / "mutants.py"
+    if not script.is_file():
+        raise curriculum.CurriculumError("mutants are for authors, and made in a clone of the project")
+    raise Exit(subprocess.call([sys.executable, str(script), *ctx.args]))
 
 
 @app.command("list", epilog="Example: puzzles list --json")
