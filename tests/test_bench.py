@@ -30,7 +30,7 @@ from pallas_puzzles.speed.puzzles import SOLUTION, sizes_of, solutions, work_of
 from pallas_puzzles.speed.results import Results, Row, read
 from pallas_puzzles.speed.run import measure
 from pallas_puzzles.speed.show import text
-from pallas_puzzles.speed.work import Size, Work, drawn, long, narrowed, short, size, speed_of_light
+from pallas_puzzles.speed.work import Size, Work, drawn, narrowed, size, speed_of_light
 from pallas_puzzles.targets.gpu.chips import CHIPS
 
 H200 = CHIPS["h200"]
@@ -60,12 +60,6 @@ def test_light_is_what_has_to_move_or_to_be_multiplied() -> None:
     work = speed_of_light(size(x, flops=1e12), x, H200)
     assert (work.bound, work.seconds) == ("matrix products", pytest.approx(1e12 / H200.bf16_flops_per_s))
     assert speed_of_light(size(x, hbm_bytes=7.0), x, H200).hbm_bytes == 7
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn", "uint8"])
-def test_short_names_of_dtypes_can_be_read_back(dtype) -> None:
-    assert long(short(dtype)) == dtype
-    assert len(short(dtype)) < len(dtype)
 
 
 def test_arguments_are_drawn_and_integers_need_values() -> None:
@@ -425,6 +419,9 @@ def test_clocks_count_while_the_gpu_works() -> None:
 # --- estimates -------------------------------------------------------------------------------------------------------
 
 
+REPORT = "pallas_puzzles.speed.estimate._report"
+
+
 @dataclasses.dataclass
 class FakeReport:
     kernels: list
@@ -437,21 +434,21 @@ class FakeKernel:
     time_s: float | None
 
 
-def test_estimates_are_marked_and_peers_without_kernels_left_out() -> None:
+def test_estimates_are_marked_and_peers_without_kernels_left_out(monkeypatch) -> None:
     work = dataclasses.replace(sines((8, 128)), accelerator="gpu")
     own = work.fn
-    results = estimate([work], report_of=lambda chip, fn, *a, **k: FakeReport([FakeKernel(2e-6)] if fn is own else []))
+    monkeypatch.setattr(REPORT, lambda chip, fn, *a, **k: FakeReport([FakeKernel(2e-6)] if fn is own else []))
+    results = estimate([work])
     (row,) = results.rows
     assert (row.who, row.chip, row.kind, row.median_s) == ("yours", "H100", "estimate", 2e-6)
     assert "0.66 to 1.02 times" in results.notes[0]
     assert "on H100, ESTIMATED by its compiler" in text(results)
 
 
-def test_no_compiler_is_a_sentence() -> None:
+def test_no_compiler_is_a_sentence(monkeypatch) -> None:
     words = "gpu_report needs the compiler: install it"
-    results = estimate(
-        [dataclasses.replace(sines((8, 128)), accelerator="gpu")], report_of=lambda *a, **k: FakeReport([], None, words)
-    )
+    monkeypatch.setattr(REPORT, lambda *a, **k: FakeReport([], None, words))
+    results = estimate([dataclasses.replace(sines((8, 128)), accelerator="gpu")])
     assert (results.rows, results.notes[-1]) == ([], words)
 
 

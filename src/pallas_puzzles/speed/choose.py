@@ -13,13 +13,11 @@ from ..view.report import name_of
 from . import conditions
 from .estimate import estimate, shapes
 from .meter import Meter
-from .results import Results
-from .run import measure
+from .results import Results, Saved
+from .run import measure, sentence
 from .work import Size, Work
 
 _FOR = {"tpu": "a TPU", "gpu": "an H100, H200 or B200"}
-
-Saved = Callable[[Results], None]
 
 
 def bench(
@@ -94,8 +92,6 @@ def _accelerator(fn: Callable[..., Any], args: tuple[Any, ...], blocks: Mapping[
     try:
         program = jax.make_jaxpr(lambda *a: fn(*a, **blocks))(*shapes(args))
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}", ""
+        return sentence(error), ""
     kernels = [*calls_in(program.jaxpr)]
-    if not kernels:
-        return "", ""
-    return "", "tpu" if any(map(is_pallas_call, kernels)) else "gpu"
+    return "", "" if not kernels else "tpu" if any(map(is_pallas_call, kernels)) else "gpu"

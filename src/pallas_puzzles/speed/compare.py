@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..text import cut, plural, wrapped
 from ..view.roofline import human_time
@@ -36,30 +35,20 @@ def changes(new: Results, old: Results) -> list[Change]:
     """What both runs have. A change counts when four fifths of the one run lie outside of those of the other, and it is
     more than 3%, which is what two runs of the same program may differ by.
     """
-    before = {row.key: row for row in old.rows if row.median_s}
+    before = {row.key: (row.median_s, *_span(row)) for row in old.rows if row.median_s}
     found = []
     for row in new.rows:
-        other = before.get(row.key)
-        if other is None or not row.median_s or not other.median_s:
-            continue
-        ratio = row.median_s / other.median_s
-        apart = _low(row) > _high(other) or _high(row) < _low(other)
-        found.append(Change(row, ratio, apart and max(ratio, 1 / ratio) > 1 + _NOISE))
+        if row.median_s and row.key in before:
+            median, least, most = before[row.key]
+            ratio, (low, high) = row.median_s / median, _span(row)
+            apart = low > most or high < least
+            found.append(Change(row, ratio, apart and max(ratio, 1 / ratio) > 1 + _NOISE))
     return found
 
 
-def _low(row: Row) -> float:
-    return row.low_s if row.low_s is not None else row.median_s or 0.0
-
-
-def _high(row: Row) -> float:
-    return row.high_s if row.high_s is not None else row.median_s or 0.0
-
-
-def differ(new: Results, old: Results, names: Iterable[str]) -> list[str]:
-    """Conditions that the two runs do not share, in words: they may be why a time has changed."""
-    pairs: Sequence[tuple[str, Any, Any]] = [(n, old.conditions.get(n), new.conditions.get(n)) for n in names]
-    return [f"{name}: {then}, now {now}" for name, then, now in pairs if then != now]
+def _span(row: Row) -> tuple[float, float]:
+    """In which four fifths of the calls lie; an estimate has its time alone."""
+    return row.low_s or row.median_s or 0.0, row.high_s or row.median_s or 0.0
 
 
 def compared(new: Results, old: Results, columns: int = COLUMNS) -> str:
@@ -75,7 +64,8 @@ def compared(new: Results, old: Results, columns: int = COLUMNS) -> str:
     words = f"{both}; {same} {'is' if same == 1 else 'are'} the same within the noise. {span}"
     lines = [line for _, line in wrapped(words, "", columns=columns)]
     lines += [_change_line(change, columns) for change in sorted(counted, key=lambda change: change.ratio)]
-    if others := differ(new, old, SAME):
+    then, now = old.conditions, new.conditions
+    if others := [f"{n}: {then.get(n)}, now {now.get(n)}" for n in SAME if then.get(n) != now.get(n)]:
         lines += [line for _, line in wrapped(f"The conditions differ: {'; '.join(others)}.", "", columns=columns)]
     return "\n".join(lines)
 

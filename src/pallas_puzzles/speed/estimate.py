@@ -1,6 +1,6 @@
 """What the compilers say of a function on chips that are not here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -8,12 +8,11 @@ import numpy as np
 
 from ..targets.gpu.chips import CHIPS as GPUS
 from ..targets.tpu.chips import CHIPS as TPUS
-from ..view.gpu_report import Report as GpuReport
 from ..view.gpu_report import gpu_report
-from ..view.roofline import Chip
-from ..view.tpu_report import Report as TpuReport
+from ..view.report import Report
 from ..view.tpu_report import tpu_report
-from .results import Results, Row
+from .results import Results, Row, Saved
+from .run import sentence
 from .work import ESTIMATE, Size, Work, nbytes_of, speed_of_light
 
 # How far such estimates have been off, wherever anybody could measure: benchmarks/gpu.md, and `tpu_report` for TPUs
@@ -23,80 +22,66 @@ HOW_FAR = {
     "tpu": "How far to trust the estimates: on a v5e they were within 10% of six published times of matrix products. "
     "Nothing else could be compared.",
 }
-_ESTIMATED = {"gpu": ("h100",), "tpu": tuple(TPUS)}
+_TARGETS: dict[str, Sequence[Any]] = {"gpu": [GPUS["h100"]], "tpu": [*TPUS.values()]}
 _STEERS_BYTES = 1 << 20
 
-Report = GpuReport | TpuReport
-Reporter = Callable[..., Report]
 
-
-def estimate(
-    works: Iterable[Work],
-    results: Results | None = None,
-    saved: Callable[[Results], None] = lambda results: None,
-    report_of: Reporter | None = None,
-) -> Results:
+def estimate(works: Iterable[Work], results: Results | None = None, saved: Saved = lambda results: None) -> Results:
     """Adds a row for each Pallas kernel of all works at all sizes, on each of the chips that it could be for.
 
-    saved: called after each size, with all there is. report_of: called as report_of(chip, fn, *args, **blocks).
+    saved: called after each size, with all there is.
     """
     results = results if results is not None else Results()
-    report_of = report_of or _report
     for work in works:
         results.note(HOW_FAR[work.accelerator])
-        for chip in _ESTIMATED[work.accelerator]:
-            target: Chip = GPUS[chip] if work.accelerator == "gpu" else TPUS[chip]
+        for target in _TARGETS[work.accelerator]:
             for size in work.sizes:
-                for row, sentence in _rows(work, size, target, chip, report_of):
-                    if sentence:
-                        results.note(sentence)
+                for row in _rows(work, size, target):
+                    if isinstance(row, str):
+                        results.note(row)
                         return results
                     if size.tried and row.problem:
-                        results.note(
-                            f"{work.name} has no estimate in {size.tried} on {target.title}: {row.problem.rstrip('.')}."
-                        )
-                        continue
-                    results.rows.append(row)
+                        why = row.problem.rstrip(".")
+                        results.note(f"{work.name} has no estimate in {size.tried} on {target.title}: {why}.")
+                    else:
+                        results.rows.append(row)
                 saved(results)
     return results
 
 
-def _report(chip: str, fn: Callable[..., Any], *args: Any, **blocks: Any) -> Report:
+def _report(chip: str, fn: Callable[..., Any], *args: Any, **blocks: Any) -> Report[Any, Any]:
     if chip in GPUS:
         return gpu_report(fn, *args, chip=chip, **blocks)
     return tpu_report(fn, *args, tpu=chip, simulate=False, **blocks)
 
 
-def _rows(work: Work, size: Size, target: Chip, chip: str, report_of: Reporter) -> Iterator[tuple[Row, str]]:
-    """(a row, "" or why there can be no estimate of anything)."""
-    functions: Mapping[str, Callable[..., Any]] = {work.own: work.fn, **work.peers}
-    for name, fn in functions.items():
+def _rows(work: Work, size: Size, target: Any) -> Iterator[Row | str]:
+    """The rows; a string says why there can be no estimate of anything."""
+    for name, fn in {work.own: work.fn, **work.peers}.items():
         row = Row(work.name, size.title, size.dtype, name, target.title, ESTIMATE)
         own = name == work.own
         try:
-            report = report_of(chip, fn, *described(size.args), **(size.blocks if own else {}))
+            report = _report(target.name, fn, *described(size.args), **(size.blocks if own else {}))
             results = jax.eval_shape(work.calls(size)[name], *shapes(size.args))
         except Exception as error:
             if own:
-                row.problem = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-                yield row, ""
+                row.problem = sentence(error)
+                yield row
             continue
         if report.unavailable:
-            yield row, report.unavailable
+            yield report.unavailable
             return
         if not own and not report.kernels:
             continue
-        light = speed_of_light(size, results, target)
-        row.light_s, row.bound, row.hbm_bytes, row.flops = light
+        row.light_s, row.bound, row.hbm_bytes, row.flops = speed_of_light(size, results, target)
         if report.refusal is not None:
             row.problem = report.refusal.sentence
         elif not report.kernels or any(kernel.time_s is None for kernel in report.kernels):
             row.problem = "a part of its time cannot be known without a chip"
         else:
-            kernels: Sequence[Any] = report.kernels
-            row.median_s = sum(kernel.time_s * getattr(kernel, "runs", 1) for kernel in kernels)
+            row.median_s = sum(kernel.time_s * getattr(kernel, "runs", 1) for kernel in report.kernels)
             row.how = "estimated by the compiler"
-        yield row, ""
+        yield row
 
 
 def described(args: Any) -> Any:

@@ -38,7 +38,6 @@ _KEY = (
 )
 _NEGLIGIBLE_BYTES = 1024
 _STARTING_COLUMNS, _COLUMNS = 30, 80
-MIB = 1 << 20
 
 
 @dataclasses.dataclass
@@ -65,20 +64,26 @@ class Level:
     def title(self) -> str:
         return self.name + (" *" if self.beforehand else "")
 
-    def figures(self) -> list[tuple[str, str]]:
+    def figures(self) -> Iterator[tuple[str, str]]:
         """(kind, in words) of each column."""
-        shown = [
-            (self.hbm_bytes, lambda x: _mib(x)),
-            (self.temporary_bytes, lambda x: _mib(x)),
-            (self.instructions, lambda x: f"{x}"),
-            (self.kernels, lambda x: f"{x}"),
-            (self.floor_s, human_time),
-            (self.time_s, human_time),
-        ]
-        return [(UNKNOWN, "") if value is None else (self.kind, words(value)) for value, words in shown]
+        for name, words in _FIGURES.values():
+            value = getattr(self, name)
+            yield (UNKNOWN, "") if value is None else (self.kind, words(value))
 
 
-_HEADS = ("HBM MiB", "temp MiB", "instr.", "kernels", "floor", "time")
+def _mib(nbytes: float) -> str:
+    size = nbytes / (1 << 20)
+    return f"{size:.3g}" if size < 99.95 else count_words(round(size))
+
+
+_FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {  # head of the column -> field of a Level, its words
+    "HBM MiB": ("hbm_bytes", _mib),
+    "temp MiB": ("temporary_bytes", _mib),
+    "instr.": ("instructions", str),
+    "kernels": ("kernels", str),
+    "floor": ("floor_s", human_time),
+    "time": ("time_s", human_time),
+}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -106,58 +111,53 @@ class Comparison(Displayed):
         return found[0]
 
     def _blocks(self) -> Iterator[tuple[str, list[Level]]]:
-        for chip in dict.fromkeys((row.chip, row.kind) for row in self.rows):
-            rows = [row for row in self.rows if (row.chip, row.kind) == chip]
-            how = "measured here" if chip[1] == MEASURED else "estimated by its compiler"
-            yield f"on a {chip[0]}, {how}", rows
+        for chip, kind in dict.fromkeys((row.chip, row.kind) for row in self.rows):
+            how = "measured here" if kind == MEASURED else "estimated by its compiler"
+            yield f"on a {chip}, {how}", [row for row in self.rows if (row.chip, row.kind) == (chip, kind)]
 
-    def _about(self) -> list[str]:
-        versions = ", ".join(f"{name} {value}" for name, value in self.conditions.items())
-        made = f"* made beforehand by the course, with its own solutions, {versions}."
-        return [*([made] if any(row.beforehand for row in self.rows) else []), *self.notes]
+    def _about(self) -> Iterator[str]:
+        """What stands below the tables."""
+        if self.rows:
+            yield _KEY
+        if any(row.beforehand for row in self.rows):
+            versions = ", ".join(f"{name} {value}" for name, value in self.conditions.items())
+            yield f"* made beforehand by the course, with its own solutions, {versions}."
+        yield from self.notes
 
     def _lines(self) -> Iterator[str]:
         for title, rows in self._blocks():
             cells = [[MARKS[kind] + words for kind, words in row.figures()] for row in rows]
-            widths = [max(map(len, column)) for column in zip(_HEADS, *cells, strict=True)]
+            widths = [max(map(len, column)) for column in zip(_FIGURES, *cells, strict=True)]
             wide = max(len(cut(row.title, _STARTING_COLUMNS)) for row in rows)
             yield from ("", title)
-            yield "  " + " " * wide + "".join(f"  {h:>{w}}" for h, w in zip(_HEADS, widths, strict=True))
+            yield "  " + " " * wide + "".join(f"  {h:>{w}}" for h, w in zip(_FIGURES, widths, strict=True))
             for row, each in zip(rows, cells, strict=True):
                 values = "".join(f"  {c:>{w}}" for c, w in zip(each, widths, strict=True))
                 yield f"  {cut(row.title, _STARTING_COLUMNS):{wide}}{values}"
                 yield from (line for _, line in wrapped(row.problem, "", "      ", columns=_COLUMNS))
-        for words in [*([_KEY] if self.rows else []), *self._about()]:
+        for words in self._about():
             yield ""
             yield from (line for _, line in wrapped(words, "", columns=_COLUMNS))
 
     def _repr_html_(self) -> str:
         parts = []
         for title, rows in self._blocks():
-            lines = [
-                row_html(f'<th style="{s}">{h}</th>' for s, h in zip([LEFT, *[RIGHT] * 6], ["", *_HEADS], strict=True))
-            ]
+            heads = (f'<th style="{RIGHT}">{head}</th>' for head in _FIGURES)
+            lines = [row_html([f'<th style="{LEFT}"></th>', *heads])]
             for row in rows:
-                cells = [
-                    f'<td style="{RIGHT}" title="{k}">{MARKS[k]}{escape(words)}</td>' for k, words in row.figures()
-                ]
+                cells = (f'<td style="{RIGHT}" title="{k}">{MARKS[k]}{escape(told)}</td>' for k, told in row.figures())
                 lines.append(row_html([f'<th scope="row" style="{LEFT}">{escape(row.title)}</th>', *cells]))
                 if row.problem:
                     wide = f'<td colspan="7" style="{LEFT};white-space:normal;opacity:.8">{escape(row.problem)}</td>'
                     lines.append(row_html([wide]))
             parts.append(f'<div style="margin-top:8px"><b>{escape(title)}</b></div>{table(lines)}')
-        for words in [*([_KEY] if self.rows else []), *self._about()]:
+        for words in self._about():
             parts.append(f'<div style="opacity:.8;font-size:92%;margin-top:4px">{escape(words)}</div>')
         return card_html(NEUTRAL, "".join(parts), FONT)
 
     def to_json(self) -> dict[str, Any]:
         """The figures as plain data, as `made` reads them."""
         return {"conditions": self.conditions, "rows": [dataclasses.asdict(row) for row in self.rows]}
-
-
-def _mib(nbytes: float) -> str:
-    size = nbytes / MIB
-    return f"{size:.3g}" if size < 99.95 else count_words(round(size))
 
 
 def compare(
@@ -290,13 +290,8 @@ def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes:
 
 def _negligible(each: Instruction) -> bool:
     """Scalars of a loop, and what only gives an array its place."""
-    if each.is_free:
-        return True
-    return (
-        each.cycles is None
-        and each.op in ("copy", "add", "convert", "compare", "broadcast", "multiply")
-        and (each.hbm_bytes < _NEGLIGIBLE_BYTES)
-    )
+    of_a_loop = each.op in ("copy", "add", "convert", "compare", "broadcast", "multiply")
+    return each.is_free or (each.cycles is None and of_a_loop and each.hbm_bytes < _NEGLIGIBLE_BYTES)
 
 
 def _kernels(fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: bytes) -> Sequence[KernelReport]:
@@ -314,10 +309,7 @@ def _kernels(fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: by
 _REPORTS: dict[tuple[bytes, str, bytes], Report] = {}
 
 
-@functools.cache
-def _compiled(blob: bytes, target: Chip) -> tuple[str, int | None]:
-    """The compiler's program and its temporaries; the same program is compiled once."""
-    return compiler.compile_text(blob, target)
+_compiled = functools.cache(compiler.compile_text)
 
 
 # --- without the compiler, and with a chip ---------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Timing:
     high_s: float
     count: int
     how: str
-    flushed: bool
+    l2_flushed: bool
     wall_s: float | None = None  # the same call in a row of calls, with its dispatch, L2 as it is
 
 

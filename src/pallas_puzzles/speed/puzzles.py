@@ -27,7 +27,7 @@ def sizes_of(puzzle: curriculum.Puzzle, subject: Subject) -> Sizes:
     """What bench_9 of cases/NAME.py returns; else what the check runs, which is small."""
     entry = cases.benchmark(puzzle)
     if entry is None:
-        return Sizes([Size(case.inputs, case.blocks) for case in reversed(subject.cases)])
+        return Sizes(*(Size(case.inputs, case.blocks) for case in reversed(subject.cases)))
     names = cases.laid(puzzle, cases.solutions(puzzle), {}, {})
     return entry(types.SimpleNamespace(**names))
 

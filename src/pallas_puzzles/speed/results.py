@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..view.draw import Displayed
 from . import plot, show
 
 VERSION = 1
+Saved = Callable[["Results"], None]  # is told all that there is, after each size
 
 
 @dataclasses.dataclass
@@ -65,9 +67,8 @@ class Row:
         """(what it reaches of what bounds it, the unit): FLOP/s, or B/s."""
         if not self.median_s:
             return None
-        return (
-            (self.hbm_bytes / self.median_s, "B/s") if self.bound == "HBM" else (self.flops / self.median_s, "FLOP/s")
-        )
+        amount, unit = (self.hbm_bytes, "B/s") if self.bound == "HBM" else (self.flops, "FLOP/s")
+        return amount / self.median_s, unit
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -117,11 +118,7 @@ class Results(Displayed):
 
     def save(self, path: Path) -> None:
         """Writes .json, .csv or .svg, by the name of the file. Raises OSError, and ValueError for another name."""
-        kinds = {
-            ".json": lambda: json.dumps(self.to_json(), indent=1) + "\n",
-            ".csv": self.to_csv,
-            ".svg": self.svg,
-        }
+        kinds = {".json": lambda: json.dumps(self.to_json(), indent=1) + "\n", ".csv": self.to_csv, ".svg": self.svg}
         if path.suffix not in kinds:
             raise ValueError(f"{path} has to end in {', '.join(kinds)}")
         write_whole(path, kinds[path.suffix]().encode())
@@ -141,8 +138,7 @@ def of_json(told: Any) -> Results:
     """The results of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
     if told["version"] != VERSION:
         raise ValueError(f"these results have version {told['version']} of their format; {VERSION} is known")
-    names = {field.name for field in dataclasses.fields(Row)}
-    rows = [Row(**{name: value for name, value in row.items() if name in names}) for row in told["rows"]]
+    rows = [Row(**{name: value for name, value in row.items() if name != "share"}) for row in told["rows"]]
     return Results(told["conditions"], rows, told["notes"])
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ..view.roofline import Chip
 from .conditions import conditions, device_chip
 from .meter import WALL, DeviceMeter, Meter, Timing
-from .results import Results, Row
+from .results import Results, Row, Saved
 from .work import MEASURED, OpByOp, Size, Work, drawn, speed_of_light
 
 _TOLERANCE = {2: 2e-2, 1: 5e-1}  # by the bytes of an element, relative to the largest element; for all else:
@@ -22,8 +22,6 @@ _FINE_TOLERANCE = 2e-3  # float32, whose products may be computed as TF32
 LIMIT_S = 120.0  # for one call with its compilation, and for timing one
 _LOOK_S = 0.2  # how often a waiting caller looks up, so that Ctrl-C reaches it
 _DEAD = "The device answers no more after this: nothing else could be measured. What came before is kept."
-
-Saved = Callable[[Results], None]
 
 
 class Hangs(Exception):
@@ -73,7 +71,8 @@ def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: 
     blank = Row(work.name, size.title, size.dtype, "", results.conditions["device"], MEASURED)
     rows = {name: dataclasses.replace(blank, who=name) for name in work.calls(size)}
     try:
-        alive = _filled(work, size, chip, meter, rows, limit_s)
+        _fill(rows, work, size, chip, meter, limit_s)
+        alive = _alive()
     except Hangs:
         for row in rows.values():
             if row.median_s is None and not row.problem:
@@ -87,24 +86,23 @@ def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: 
     return alive
 
 
-def _filled(work: Work, size: Size, chip: Chip | None, meter: Meter, rows: Mapping[str, Row], limit_s: float) -> bool:
+def _fill(rows: dict[str, Row], work: Work, size: Size, chip: Chip | None, meter: Meter, limit_s: float) -> None:
+    """Enters what is found into the rows. Raises Hangs."""
     try:
         args = in_time(lambda: jax.block_until_ready(drawn(size.args)), limit_s)
     except Exception as error:
         for row in rows.values():
             row.problem = f"its arguments could not be made: {sentence(error)}"
-        return _alive()
+        return
     ready = _ready(work.calls(size), args, rows, limit_s)
     if not ready:
-        return _alive()
+        return
     shapes = jax.eval_shape(work.calls(size)[next(iter(ready))], *args)
     light = speed_of_light(dataclasses.replace(size, args=args), shapes, chip) if chip else None
     for row in rows.values():
-        row.light_s, row.bound = (light.seconds, light.bound) if light else (None, "")
-        row.hbm_bytes, row.flops = (light.hbm_bytes, light.flops) if light else (0.0, size.flops)
+        row.light_s, row.bound, row.hbm_bytes, row.flops = light or (None, "", 0.0, size.flops)
     for name, timing in _timings(meter, ready, rows, limit_s).items():
-        _enter(rows[name], timing)
-    return _alive()
+        rows[name] = dataclasses.replace(rows[name], **dataclasses.asdict(timing))
 
 
 def in_time[T](call: Callable[[], T], limit_s: float) -> T:
@@ -132,29 +130,39 @@ def in_time[T](call: Callable[[], T], limit_s: float) -> T:
     return value
 
 
+def _got[T](row: Row, call: Callable[[], T], limit_s: float) -> T | None:
+    """What a call returns; None where it raises, and the row says why. Raises Hangs."""
+    try:
+        return in_time(call, limit_s)
+    except Exception as error:
+        row.problem = sentence(error)
+        if isinstance(error, Hangs):
+            raise
+        return None
+
+
 def _ready(
     calls: Mapping[str, Callable[..., Any]], args: tuple[Any, ...], rows: Mapping[str, Row], limit_s: float
 ) -> dict[str, Callable[[], Any]]:
     """The calls that run and agree, compiled and warm. The last peer's result is what the others are compared with."""
     ready: dict[str, Callable[[], Any]] = {}
-    want = None
+    want: tuple[str, Any] | None = None
+
+    def told(call: Callable[[], Any]) -> tuple[Any, str]:
+        """(its results, what is wrong with them)."""
+        got = jax.block_until_ready(call())
+        off = "" if want is None else _difference(got, want[1], args)
+        return got, off and f"{off} those of {want[0]}: the time of a wrong answer means nothing"
+
     for name in reversed([*calls]):
         options = getattr(calls[name], "compiler_options", None)
         run = calls[name] if isinstance(calls[name], OpByOp) else jax.jit(calls[name], compiler_options=options)
-        try:
-            got = in_time(lambda run=run: jax.block_until_ready(run(*args)), limit_s)  # type: ignore[misc]
-            off = "" if want is None else _difference(got, want[1], args)
-        except Hangs as error:
-            rows[name].problem = str(error)
-            raise
-        except Exception as error:
-            rows[name].problem = sentence(error)
-            continue
-        if off:
-            rows[name].problem = f"{off} those of {want[0] if want else ''}: the time of a wrong answer means nothing"
-            continue
-        want = want or (name, got)
-        ready[name] = functools.partial(run, *args)
+        call = functools.partial(run, *args)
+        if (found := _got(rows[name], functools.partial(told, call), limit_s)) is not None:
+            got, rows[name].problem = found
+        if not rows[name].problem:
+            want = want or (name, got)
+            ready[name] = call
     return dict(reversed(ready.items()))
 
 
@@ -165,21 +173,19 @@ def _difference(got: Any, want: Any, args: Any) -> str:
         return f"its results have the shapes {[x.shape for x in ours]}, not"
     floats = [x.dtype.itemsize for x in jax.tree.leaves(args) if jnp.issubdtype(x.dtype, jnp.floating)]
     least = 2 if 1 in floats else 4  # products of 8-bit floats are added with fewer bits than float32 has
-    worst = max((float(_off(a, b, least=least)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
-    return "" if worst <= 1 else "its results differ from"
+    same = all(bool(_agree(a, b, least=least)) for a, b in zip(ours, theirs, strict=True))
+    return "" if same else "its results differ from"
 
 
 @functools.partial(jax.jit, static_argnames="least")
-def _off(got: Any, want: Any, *, least: int) -> Any:
-    """The largest difference, in units of what is allowed; infinite where only one of the two is NaN."""
+def _agree(got: Any, want: Any, *, least: int) -> Any:
+    """Whether no element differs by more than is allowed, or is NaN in only one of the two."""
     if not jnp.issubdtype(want.dtype, jnp.floating):
-        return jnp.where(jnp.all(got == want), 0.0, jnp.inf)
+        return jnp.all(got == want)
     a, b = got.astype(jnp.float32), want.astype(jnp.float32)
     scale = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
-    # A comparison with NaN does not hold: what differs is counted by what does not agree.
     allowed = max(_TOLERANCE.get(size, _FINE_TOLERANCE) for size in (want.dtype.itemsize, least)) * scale
-    same = (jnp.abs(a - b) <= allowed) | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-    return jnp.where(jnp.all(same), 0.0, jnp.inf)
+    return jnp.all((jnp.abs(a - b) <= allowed) | (a == b) | (jnp.isnan(a) & jnp.isnan(b)))
 
 
 def _timings(
@@ -193,21 +199,10 @@ def _timings(
             rows[name].problem = f"while {', '.join(ready)} took turns: {error}"
         raise
     except Exception:
-        found = {}
-        for name, call in ready.items():
-            try:
-                found[name] = in_time(lambda call=call: meter.times([call])[0], limit_s)  # type: ignore[misc]
-            except Hangs as error:
-                rows[name].problem = str(error)
-                raise
-            except Exception as error:
-                rows[name].problem = sentence(error)
-        return found
-
-
-def _enter(row: Row, timing: Timing) -> None:
-    row.median_s, row.low_s, row.high_s = timing.median_s, timing.low_s, timing.high_s
-    row.count, row.how, row.l2_flushed, row.wall_s = timing.count, timing.how, timing.flushed, timing.wall_s
+        found = {
+            name: _got(rows[name], functools.partial(meter.times, [call]), limit_s) for name, call in ready.items()
+        }
+        return {name: times[0] for name, times in found.items() if times is not None}
 
 
 def _alive() -> bool:
@@ -220,6 +215,8 @@ def _alive() -> bool:
 
 def sentence(error: BaseException) -> str:
     """What went wrong, in a sentence for the table."""
+    if isinstance(error, Hangs):
+        return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     words = lines[0][:200].rstrip(".")
     if "RESOURCE_EXHAUSTED" in words or "out of memory" in words.lower():

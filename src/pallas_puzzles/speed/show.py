@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..text import cut, wrapped
-from ..view.draw import FONT, LEFT, RIGHT, card_html, image, row_html, table
+from ..view.draw import FONT, LEFT, RIGHT, card_html, cells_html, image, row_html, table
 from ..view.paper import NEUTRAL
 from ..view.roofline import human_count, human_time, percent
 from .work import ESTIMATE, XLA
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .results import Results, Row
 
 COLUMNS = 80
-_HEADS = ("size", "who", "time", "spread", "light", "vs", "rate")
 _MOST = (24, 13, 8, 6, 5, 9, 12)  # characters of each column
 
 
@@ -26,7 +25,7 @@ def text(results: Results, columns: int = COLUMNS) -> str:
     lines = [line for _, line in wrapped(about(results), "", columns=columns)]
     for title, rows in blocks(results):
         cells = [[cut(word, most, "~") for word, most in zip(cells_of(row, rows), _MOST, strict=True)] for row in rows]
-        heads = [*_HEADS[:5], f"vs {rival(rows)}"[: _MOST[5]] if rival(rows) else "", _HEADS[6]]
+        heads = [head[:most] for head, most in zip(_heads(rows), _MOST, strict=True)]
         widths = [max(map(len, column)) if any(column[1:]) else 0 for column in zip(heads, *cells, strict=True)]
         lines += ["", cut(title, columns), _line(heads, widths)]
         before = ""
@@ -39,10 +38,8 @@ def text(results: Results, columns: int = COLUMNS) -> str:
                 lines += [each for _, each in wrapped(words[len(lines[-1]) :].strip(), "", indent, columns=columns)]
             else:
                 lines.append(_line(line, widths))
-    if key := _key(results):
-        lines += ["", *(each for _, each in wrapped(key, "", columns=columns))]
-    for note in results.notes:
-        lines += ["", *(each for _, each in wrapped(note, "", columns=columns))]
+    for words in filter(None, [_key(results), *results.notes]):
+        lines += ["", *(each for _, each in wrapped(words, "", columns=columns))]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -90,15 +87,19 @@ def rival(rows: Sequence[Row]) -> str:
     return "" if len(names) < 2 else XLA if XLA in names else names[-1]
 
 
+def _heads(rows: Sequence[Row]) -> list[str]:
+    return ["size", "who", "time", "spread", "light", f"vs {rival(rows)}" if rival(rows) else "", "rate"]
+
+
 def cells_of(row: Row, rows: Sequence[Row]) -> list[str]:
+    first = [f"{row.size.replace(' x ', 'x')} {row.dtype}", row.who]
     if row.median_s is None:
-        return [f"{row.size.replace(' x ', 'x')} {row.dtype}", row.who, *[""] * 5]
+        return [*first, *[""] * 5]
     other = next((r for r in rows if (r.size, r.dtype, r.who) == (row.size, row.dtype, rival(rows))), None)
     ratio = f"{other.median_s / row.median_s:.2f}x" if other and other.median_s and other is not row else ""
     rate = row.rate
     return [
-        f"{row.size.replace(' x ', 'x')} {row.dtype}",
-        row.who,
+        *first,
         human_time(row.median_s),
         "" if row.spread is None else f"{row.spread:.1%}",
         "" if row.share is None else percent(row.share),
@@ -118,16 +119,15 @@ def html(results: Results) -> str:
     """The picture, and a table below it; colours are the page's own."""
     parts = [f'<div style="opacity:.8">{escape(about(results))}</div>']
     for title, rows in blocks(results):
-        heads = [*_HEADS[:5], f"vs {rival(rows)}" if rival(rows) else "", _HEADS[6]]
         styles = [LEFT, LEFT, *[RIGHT] * 5]
-        lines = [row_html(f'<th style="{s}">{escape(h)}</th>' for s, h in zip(styles, heads, strict=True))]
+        lines = [row_html(f'<th style="{s}">{escape(h)}</th>' for s, h in zip(styles, _heads(rows), strict=True))]
         for row in rows:
             cells = cells_of(row, rows)
             if row.problem:
                 wide = f'<td colspan="5" style="{LEFT};white-space:normal">no time: {escape(row.problem)}</td>'
-                lines.append(row_html([*(f'<td style="{LEFT}">{escape(c)}</td>' for c in cells[:2]), wide]))
+                lines.append(row_html([*cells_html(cells[:2], "<<"), wide]))
             else:
-                lines.append(row_html(f'<td style="{s}">{escape(c)}</td>' for s, c in zip(styles, cells, strict=True)))
+                lines.append(row_html(cells_html(cells, "<<>>>>>")))
         parts.append(f'<div style="margin-top:8px"><b>{escape(title)}</b></div>{table(lines)}')
     if key := _key(results):
         parts.append(f'<div style="opacity:.8;font-size:92%">{escape(key)}</div>')

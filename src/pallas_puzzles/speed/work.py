@@ -14,7 +14,6 @@ from ..view.roofline import Chip
 
 YOURS, XLA = "yours", "XLA"
 MEASURED, ESTIMATE = "measured", "estimate"  # what a time is
-_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +33,15 @@ class Size:
     tried: str = ""
 
     @property
-    def dtype(self) -> str:
-        """Of the largest argument, in short: bf16."""
+    def long_dtype(self) -> str:
+        """Of the largest argument."""
         arrays = [x for x in jax.tree.leaves(self.args) if hasattr(x, "dtype")]
-        return short(str(max(arrays, key=nbytes_of).dtype)) if arrays else ""
+        return str(max(arrays, key=nbytes_of).dtype) if arrays else ""
+
+    @property
+    def dtype(self) -> str:
+        """The same in short: bf16, f8_e4m3fn."""
+        return self.long_dtype.replace("float", "f").replace("uint", "u").replace("int", "i")
 
     @property
     def title(self) -> str:
@@ -51,26 +55,23 @@ def size(*args: Any, flops: float = 0.0, hbm_bytes: float | None = None, name: s
     return Size(args, blocks, flops, hbm_bytes, name)
 
 
-@dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What a puzzle's benchmark is: its sizes, and what a user would take in place of its kernel.
-
-    peers: name -> a function of the same arrays. xla: what XLA is given in place of the puzzle's spec.
-    """
-
-    sizes: Sequence[Size]
-    peers: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-    xla: Callable[..., Any] | None = None
-
-
-def sweep(
-    *sizes: Size, peers: Mapping[str, Callable[..., Any]] | None = None, xla: Callable[..., Any] | None = None
-) -> Sizes:
     """What `bench_9` in cases/NAME.py returns: the smallest size first. `puzzles bench` without --sweep takes the last.
 
-    peers, xla: see Sizes.
+    peers: what a user would take in place of the kernel, name -> a function of the same arrays. xla: what XLA is given
+    in place of the puzzle's spec.
     """
-    return Sizes(sizes, peers or {}, xla)
+
+    def __init__(
+        self,
+        *sizes: Size,
+        peers: Mapping[str, Callable[..., Any]] | None = None,
+        xla: Callable[..., Any] | None = None,
+    ):
+        self.sizes, self.peers, self.xla = sizes, peers or {}, xla
+
+
+sweep = Sizes  # the name in cases/
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ def narrowed(work: Work) -> list[Size]:
     """The largest size in the dtypes of one byte that a function can be traced in, as its last peer can."""
     last = work.sizes[-1]
     leaves = [x for x in jax.tree.leaves(last.args) if isinstance(x, Input | jax.ShapeDtypeStruct)]
-    if not leaves or np.dtype(long(last.dtype)).itemsize not in (2, 4):
+    if not leaves or np.dtype(last.long_dtype).itemsize not in (2, 4):
         return []
     wide = max(leaves, key=nbytes_of).dtype
     own, *_, peer = work.calls(last).values()
@@ -129,8 +130,8 @@ def narrowed(work: Work) -> list[Size]:
         def cast(x: Any, dtype: str = dtype, scale: float = scale) -> Any:
             if not isinstance(x, Input | jax.ShapeDtypeStruct) or x.dtype != wide or len(x.shape) < 2:
                 return x
-            drawn = x.params if isinstance(x, Input) and x.kind == "normal" else (1.0, 0.0)
-            return Input("normal", x.shape, np.dtype(jax.numpy.dtype(dtype)), (drawn[0] * scale, drawn[1]))
+            before, shift = _spread(x)
+            return Input("normal", x.shape, np.dtype(jax.numpy.dtype(dtype)), (before * scale, shift))
 
         args = jax.tree.map(cast, last.args)
         given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
@@ -143,7 +144,7 @@ def narrowed(work: Work) -> list[Size]:
 def speed_of_light(size: Size, results: Any, chip: Chip) -> Light:
     """The time that nothing on this chip can beat. results: shapes of what the function returns."""
     nbytes = size.hbm_bytes if size.hbm_bytes is not None else nbytes_of((size.args, results))
-    hbm, tensor = nbytes / chip.hbm_bytes_per_s, size.flops / chip.flops_per_s(long(size.dtype))
+    hbm, tensor = nbytes / chip.hbm_bytes_per_s, size.flops / chip.flops_per_s(size.long_dtype)
     return Light(max(hbm, tensor), "HBM" if hbm >= tensor else "matrix products", nbytes, size.flops)
 
 
@@ -152,36 +153,22 @@ def nbytes_of(tree: Any) -> float:
     return float(sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in leaves))
 
 
-def short(dtype: str) -> str:
-    """'bfloat16' -> 'bf16', 'float8_e4m3fn' -> 'f8_e4m3fn'."""
-    word = dtype.rstrip("0123456789") if "_" not in dtype else dtype.partition("8_")[0]
-    return _SHORT.get(word, word) + dtype[len(word) :]
-
-
-def long(dtype: str) -> str:
-    """'bf16' -> 'bfloat16'."""
-    word = dtype.partition("_")[0].rstrip("0123456789")
-    return {v: k for k, v in _SHORT.items()}.get(word, word) + dtype[len(word) :]
-
-
 def drawn(args: Any) -> Any:
     """The arguments as arrays on the device; what can be is drawn there, as large arrays take long on the host."""
     leaves, tree = jax.tree.flatten(args)
-    return jax.tree.unflatten(tree, [_drawn(x, jax.random.key(i), i) for i, x in enumerate(leaves)])
+    return jax.tree.unflatten(tree, [_drawn(x, i) for i, x in enumerate(leaves)])
 
 
-def _drawn(x: Any, key: Any, seed: int) -> Any:
+def _drawn(x: Any, seed: int) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         if not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
             raise ValueError(f"{x} has no values: give integers as an array, or as integers(shape, low, high)")
-        return _normal(key, x.shape, str(x.dtype), 1.0, 0.0)
-    if isinstance(x, Input):
-        if x.kind == "normal":
-            return _normal(key, x.shape, str(x.dtype), *x.params)
-        return jax.numpy.asarray(x.draw(np.random.default_rng(seed)))
-    return jax.numpy.asarray(x)
+    elif not isinstance(x, Input) or x.kind != "normal":
+        return jax.numpy.asarray(x.draw(np.random.default_rng(seed)) if isinstance(x, Input) else x)
+    scale, shift = _spread(x)
+    return jax.jit(lambda k: (jax.random.normal(k, x.shape) * scale + shift).astype(str(x.dtype)))(jax.random.key(seed))
 
 
-def _normal(key: Any, shape: tuple[int, ...], dtype: str, scale: float, shift: float) -> Any:
-    values = jax.jit(lambda k: (jax.random.normal(k, shape) * scale + shift).astype(dtype))
-    return values(key)
+def _spread(x: Input | jax.ShapeDtypeStruct) -> Any:
+    """The scale and shift with which floats are drawn."""
+    return x.params if isinstance(x, Input) and x.kind == "normal" else (1.0, 0.0)
