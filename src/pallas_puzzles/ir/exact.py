@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .capture import Evaluator, is_call, tracing
-from .ops import OPS, TAKES_NO_PARAMS, Beyond, inlined, is_floating, np_dtype, out_dtype, run_scan, run_while
+from .ops import Beyond, inlined, is_floating, meaning, np_dtype, out_dtype, run_scan, run_while
 
 
 def in_float64(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> list[np.ndarray]:
@@ -85,9 +85,8 @@ class _Wide(Evaluator):
 
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
-        values = [_wide(x) if hasattr(x, "dtype") or isinstance(x, float) else x for x in values]
-        inner = inlined(eqn)
-        if is_call(eqn) or inner is not None or name == "cond":
+        values = [_wide(x) for x in values]
+        if is_call(eqn) or inlined(eqn) is not None or name == "cond":
             return super().apply(eqn, values)
         if name == "scan":
             return run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs))
@@ -95,27 +94,16 @@ class _Wide(Evaluator):
             return run_while(eqn, values, self.run)
         if name == "reduce_precision":
             return values
-        op = OPS.get(name)
-        if op is not None and not eqn.primitive.multiple_results:
-            try:
-                with np.errstate(all="ignore"):
-                    out = np.asarray(op(*values, **({} if name in TAKES_NO_PARAMS else params)))
-                dtype = out_dtype(eqn)
-                return [out.astype(np.float64 if is_floating(dtype) else dtype, copy=False)]
-            except KeyError:
-                pass  # a form that is left to JAX
-        return self._by_jax(eqn, values)
-
-    def _by_jax(self, eqn: Any, values: list[Any]) -> list[Any]:
-        params = {k: np.dtype(np.float64) if _is_float_dtype(v) else v for k, v in eqn.params.items()}
+        if (op := meaning(eqn)) is not None:
+            with np.errstate(all="ignore"):
+                out, dtype = np.asarray(op(*values)), out_dtype(eqn)
+            return [out.astype(np.float64 if is_floating(dtype) else dtype, copy=False)]
+        wide = np.dtype(np.float64)
+        params = {k: wide if isinstance(v, np.dtype) and is_floating(v) else v for k, v in params.items()}
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            if eqn.primitive.name == "scatter-add":  # the program inside of it has the old dtypes
+            if name == "scatter-add":  # the program inside of it has the old dtypes
                 add: Any = jax.lax.scatter_add
                 kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
                 return [np.asarray(add(*map(jax.numpy.asarray, values), **{k: params[k] for k in kept}))]
             out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(params))
         return [np.asarray(x) for x in (out if eqn.primitive.multiple_results else [out])]
-
-
-def _is_float_dtype(value: Any) -> bool:
-    return isinstance(value, np.dtype) and is_floating(value)

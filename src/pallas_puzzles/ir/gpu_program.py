@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .capture import SourceLine, asked_line_of
-from .ops import OPS, TAKES_NO_PARAMS, Beyond, evaluate, is_floating, nbytes_of, np_dtype, scan_groups
+from .ops import Beyond, evaluate, is_floating, meaning, nbytes_of, np_dtype, scan_groups
 from .places import Place, locate
 
 # How JAX says how an array lies in SMEM or TMEM: nothing that a value depends on.
@@ -167,12 +167,10 @@ class Instr:
     @functools.cached_property
     def _index(self) -> tuple[Callable[..., Any], np.dtype] | None:
         """(how to compute it, dtype of the result) of arithmetic on single integers, which is most of a kernel."""
-        name, out = self.eqn.primitive.name, self.eqn.outvars[0].aval if len(self.eqn.outvars) == 1 else None
-        if out is None or name not in TAKES_NO_PARAMS or out.shape or is_floating(np_dtype(out)):
+        atoms, op = (*self.eqn.invars, *self.eqn.outvars), meaning(self.eqn)
+        if op is None or any(v.aval.shape or is_floating(np_dtype(v.aval)) for v in atoms):
             return None
-        if any(v.aval.shape or is_floating(np_dtype(v.aval)) for v in self.eqn.invars):
-            return None
-        return OPS[name], np_dtype(out)
+        return op, np_dtype(self.eqn.outvars[0].aval)
 
     def keeps_shape(self, slot: int) -> bool:
         """Whether the first result has the shape of an operand."""

@@ -166,12 +166,8 @@ def poison(shape: tuple[int, ...], dtype: np.dtype, ref: str = "") -> np.ndarray
         return np.full(shape, one, dtype)
     if dtype == np.bool_:
         return np.full(shape, value is None, dtype)
-    if value is not None:
-        return np.full(shape, round(value), dtype)
-    try:
-        return np.full(shape, np.iinfo(dtype).max, dtype)
-    except ValueError:  # four-bit integers have no np.iinfo
-        return np.full(shape, int(jax.numpy.iinfo(dtype).max), dtype)
+    # NumPy's iinfo knows no integers of four bits
+    return np.full(shape, int(jax.numpy.iinfo(dtype).max) if value is None else round(value), dtype)
 
 
 def all_finite(x: np.ndarray) -> bool:
@@ -189,18 +185,15 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if is_floating(x.dtype) and x.dtype.itemsize < 4 else x
 
 
-def _div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    if is_floating(np.asarray(x).dtype):
-        return np.true_divide(x, y)
-    x, y = np.asarray(x), np.asarray(y)
+def _div(x: np.ndarray, y: np.ndarray, **_: Any) -> np.ndarray:
+    """Of integers: `meaning` divides floats."""
     safe = np.where(y == 0, 1, y).astype(y.dtype)
     inexact_and_negative = (np.fmod(x, safe) != 0) & ((x < 0) != (safe < 0))
     quotient = np.floor_divide(x, safe) + inexact_and_negative  # rounded towards zero
     return np.where(y == 0, np.array(-1).astype(x.dtype), quotient)  # XLA: x / 0 is -1
 
 
-def _rem(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    x, y = np.asarray(x), np.asarray(y)
+def _rem(x: np.ndarray, y: np.ndarray, **_: Any) -> np.ndarray:
     if is_floating(x.dtype):
         return np.fmod(x, y)
     safe = np.where(y == 0, 1, y)
@@ -209,7 +202,7 @@ def _rem(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
     """A cast. From float to integer XLA saturates and makes NaN 0, where NumPy's result is undefined."""
-    x, dtype = np.asarray(x), np.dtype(new_dtype)
+    dtype = np.dtype(new_dtype)
     if not is_floating(x.dtype) or not is_integer(dtype):
         return x  # the result is cast to the equation's dtype in any case
     limits = jax.numpy.iinfo(dtype)
@@ -217,36 +210,30 @@ def _convert(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
     return np.clip(np.where(np.isnan(whole), 0, whole), int(limits.min), int(limits.max)).astype(dtype)
 
 
-def _integer_pow(x: np.ndarray, y: int) -> np.ndarray:
+def _integer_pow(x: np.ndarray, *, y: int) -> np.ndarray:
     """By multiplications, as XLA does: np.power costs thirty times as much."""
+    if y < 0:
+        return 1 / _integer_pow(x, y=-y)
     if y < 2:
         return x if y else np.ones_like(x)
     x = _wide(x)
-    half = _integer_pow(x * x, y // 2)
+    half = _integer_pow(x * x, y=y // 2)
     return half * x if y % 2 else half
 
 
 def _round(x: np.ndarray, *, rounding_method: Any) -> np.ndarray:
     if int(rounding_method) == 1:  # to nearest even
         return np.round(x)
-    return np.trunc(x + np.copysign(np.asarray(0.5, np.asarray(x).dtype), x))
+    return np.trunc(x + np.copysign(np.asarray(0.5, x.dtype), x))
 
 
-def _erf(x: np.ndarray) -> np.ndarray:
+def _erf(x: np.ndarray, **_: Any) -> np.ndarray:
     from scipy import special
 
-    return special.erf(_wide(np.asarray(x)))
+    return special.erf(_wide(x))
 
 
-def _logical(bitwise: Op, logical: Op) -> Op:
-    def op(*xs: Any) -> Any:
-        return logical(*xs) if np.asarray(xs[0]).dtype == np.bool_ else bitwise(*xs)
-
-    return op
-
-
-def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
-    which = np.asarray(which)
+def _select(which: np.ndarray, *cases: np.ndarray, **_: Any) -> np.ndarray:
     if len(cases) == 2:
         return np.where(which.astype(bool, copy=False), cases[1], cases[0])
     if which.ndim == 0:
@@ -254,75 +241,56 @@ def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
     return np.choose(which, cases)
 
 
-def _broadcast_in_dim(x: np.ndarray, *dynamic: Any, shape: Any, broadcast_dimensions: Any, **_: Any) -> np.ndarray:
-    if dynamic:
-        raise Beyond("a shape that is known only at run time")
-    x = np.asarray(x)
-    if x.ndim == 0:
-        return np.broadcast_to(x, shape)
-    expanded = [1] * len(shape)
-    for i, d in enumerate(broadcast_dimensions):
-        expanded[d] = x.shape[i]
-    return np.broadcast_to(x.reshape(expanded), shape)
+def _broadcast_in_dim(x: np.ndarray, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> np.ndarray:
+    new = [d for d in range(len(shape)) if d not in broadcast_dimensions]
+    return np.broadcast_to(np.expand_dims(x, new) if x.ndim else x, shape)
 
 
-def _reshape(x: np.ndarray, *_d: Any, new_sizes: Any, dimensions: Any, **_: Any) -> np.ndarray:
-    x = np.asarray(x)
+def _reshape(x: np.ndarray, *, new_sizes: Any, dimensions: Any, **_: Any) -> np.ndarray:
     return (x if dimensions is None else np.transpose(x, dimensions)).reshape(new_sizes)
 
 
 def _slice(x: np.ndarray, *, start_indices: Any, limit_indices: Any, strides: Any) -> np.ndarray:
     strides = strides or (1,) * len(start_indices)
-    return np.asarray(x)[tuple(slice(*s) for s in zip(start_indices, limit_indices, strides, strict=True))]
+    return x[tuple(slice(*s) for s in zip(start_indices, limit_indices, strides, strict=True))]
 
 
-def _dynamic_slice(x: np.ndarray, *starts: Any, slice_sizes: Any) -> np.ndarray:
-    x = np.asarray(x)
-    key = []
-    for start, size, dim in zip(starts, slice_sizes, x.shape, strict=True):
-        begin = min(max(int(start), 0), dim - size)
-        key.append(slice(begin, begin + size))
-    return x[tuple(key)]
+def _window(x: np.ndarray, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """Where so large a part is that is moved until it lies inside."""
+    begins = [min(max(int(s), 0), d - n) for s, d, n in zip(starts, x.shape, sizes, strict=True)]
+    return tuple(slice(b, b + n) for b, n in zip(begins, sizes, strict=True))
 
 
 def _dynamic_update_slice(x: np.ndarray, update: np.ndarray, *starts: Any) -> np.ndarray:
-    out, update = np.array(x), np.asarray(update)
-    begins = [min(max(int(s), 0), d - u) for s, d, u in zip(starts, out.shape, update.shape, strict=True)]
-    out[tuple(slice(b, b + u) for b, u in zip(begins, update.shape, strict=True))] = update
+    out = np.array(x)
+    out[_window(x, starts, update.shape)] = update
     return out
 
 
 def _iota(*, dtype: Any, shape: Any, dimension: int, **_: Any) -> np.ndarray:
-    ramp = np.arange(shape[dimension]).reshape([-1 if d == dimension else 1 for d in range(len(shape))])
-    return np.broadcast_to(ramp.astype(dtype), shape)
+    return np.broadcast_to(np.indices(shape, sparse=True)[dimension].astype(dtype), shape)
 
 
 def _reduction(ufunc: Op) -> Op:
-    def op(x: np.ndarray, *, axes: Any, **_: Any) -> np.ndarray:
-        return ufunc(_wide(np.asarray(x)), axis=tuple(axes))
-
-    return op
+    return lambda x, *, axes, **_: ufunc(_wide(x), axis=tuple(axes))
 
 
 def _arg(which: Op) -> Op:
-    def op(x: np.ndarray, *, axes: Any, **_: Any) -> np.ndarray:
-        return which(np.asarray(x), axis=axes[0])
-
-    return op
+    return lambda x, *, axes, **_: which(x, axis=axes[0])
 
 
 def _cumulative(ufunc: Op) -> Op:
     def op(x: np.ndarray, *, axis: int, reverse: bool) -> np.ndarray:
-        x = _wide(np.asarray(x))
+        x = _wide(x)
         return np.flip(ufunc(np.flip(x, axis), axis=axis), axis) if reverse else ufunc(x, axis=axis)
 
     return op
 
 
 def _pad(x: np.ndarray, value: Any, *, padding_config: Any) -> np.ndarray:
-    x = np.asarray(x)
-    if any(lo < 0 or hi < 0 or inner for lo, hi, inner in padding_config):
-        raise KeyError("pad")  # rare: left to JAX
+    if any(lo < 0 or hi < 0 or inner for lo, hi, inner in padding_config):  # rare
+        with jax.enable_x64(True), jax.default_device(_cpu()):
+            return np.asarray(jax.lax.pad(x, value, padding_config))
     return np.pad(x, [(lo, hi) for lo, hi, _ in padding_config], constant_values=value)
 
 
@@ -353,24 +321,19 @@ def _one_thread(flops: int) -> Iterator[None]:
 def _dot_general(
     x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, preferred_element_type: Any, **_: Any
 ) -> np.ndarray:
-    x, y = np.asarray(x), np.asarray(y)
     (xc, yc), (xb, yb) = dimension_numbers
     if is_floating(x.dtype) or is_floating(y.dtype):
         x, y = _wide(x), _wide(y)
     else:  # exact in float64 up to 2^53, and far faster than NumPy's integer product
         x, y = x.astype(np.float64), y.astype(np.float64)
-    if x.ndim == y.ndim == 2 and len(xc) == 1 and not xb:  # the most frequent one
-        with _one_thread(2 * x.size * y.size // x.shape[xc[0]] if x.size else 0):
-            return np.matmul(x if xc[0] else x.T, y.T if yc[0] else y)
     xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
     yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
-    batch = tuple(x.shape[d] for d in xb)
+    batch, rows, columns = ([a.shape[d] for d in dims] for a, dims in ((x, xb), (x, xf), (y, yf)))
     depth = math.prod(x.shape[d] for d in xc)
-    left = np.transpose(x, (*xb, *xf, *xc)).reshape(*batch, -1, depth)
-    right = np.transpose(y, (*yb, *yc, *yf)).reshape(*batch, depth, -1)
-    with _one_thread(2 * math.prod(left.shape) * right.shape[-1]):
-        product = np.matmul(left, right)
-    return product.reshape((*batch, *(x.shape[d] for d in xf), *(y.shape[d] for d in yf)))
+    left = np.transpose(x, (*xb, *xf, *xc)).reshape(*batch, math.prod(rows), depth)
+    right = np.transpose(y, (*yb, *yc, *yf)).reshape(*batch, depth, math.prod(columns))
+    with _one_thread(2 * left.size * right.shape[-1]):
+        return np.matmul(left, right).reshape(*batch, *rows, *columns)
 
 
 def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -426,7 +389,7 @@ ELEMENTWISE: dict[str, Op] = {
     "ceil": np.ceil,
     "round": _round,
     "square": np.square,
-    "integer_pow": lambda x, *, y: _integer_pow(np.asarray(x), y) if y >= 0 else 1 / _integer_pow(np.asarray(x), -y),
+    "integer_pow": _integer_pow,
     "pow": np.power,
     "exp": np.exp,
     "exp2": np.exp2,
@@ -434,43 +397,43 @@ ELEMENTWISE: dict[str, Op] = {
     "log1p": np.log1p,
     "expm1": np.expm1,
     "tanh": np.tanh,
-    "logistic": lambda x, **_: 1 / (1 + np.exp(-_wide(np.asarray(x)))),
+    "logistic": lambda x, **_: 1 / (1 + np.exp(-_wide(x))),
     "sqrt": np.sqrt,
-    "rsqrt": lambda x, **_: 1 / np.sqrt(_wide(np.asarray(x))),
+    "rsqrt": lambda x, **_: 1 / np.sqrt(_wide(x)),
     "sin": np.sin,
     "cos": np.cos,
-    "erf": lambda x, **_: _erf(x),
+    "erf": _erf,
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
-    "and": _logical(np.bitwise_and, np.logical_and),
-    "or": _logical(np.bitwise_or, np.logical_or),
-    "xor": _logical(np.bitwise_xor, np.logical_xor),
-    "not": _logical(np.bitwise_not, np.logical_not),
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.bitwise_not,
     "shift_left": np.left_shift,
     "shift_right_arithmetic": np.right_shift,
     "is_finite": np.isfinite,
     "select_n": _select,
-    "clamp": lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
+    "clamp": lambda lo, x, hi, **_: np.minimum(np.maximum(x, lo), hi),
     "convert_element_type": _convert,
-    "copy": lambda x: x,
-    "stop_gradient": lambda x: x,
-    "reciprocal": lambda x, **_: 1 / _wide(np.asarray(x)),
+    "copy": lambda x, **_: x,
+    "stop_gradient": lambda x, **_: x,
+    "reciprocal": lambda x, **_: 1 / _wide(x),
 }
 
 STRUCTURAL: dict[str, Op] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "broadcast_to": lambda x, *, shape: np.broadcast_to(x, shape),
     "reshape": _reshape,
-    "squeeze": lambda x, *, dimensions: np.squeeze(np.asarray(x), tuple(dimensions)),
-    "transpose": lambda x, *, permutation: np.transpose(np.asarray(x), permutation),
-    "rev": lambda x, *, dimensions: np.flip(np.asarray(x), tuple(dimensions)),
-    "concatenate": lambda *xs, dimension: np.concatenate([np.asarray(x) for x in xs], axis=dimension),
+    "squeeze": lambda x, *, dimensions: np.squeeze(x, tuple(dimensions)),
+    "transpose": lambda x, *, permutation: np.transpose(x, permutation),
+    "rev": lambda x, *, dimensions: np.flip(x, tuple(dimensions)),
+    "concatenate": lambda *xs, dimension: np.concatenate(xs, axis=dimension),
     "slice": _slice,
-    "dynamic_slice": _dynamic_slice,
+    "dynamic_slice": lambda x, *starts, slice_sizes: x[_window(x, starts, slice_sizes)],
     "dynamic_update_slice": _dynamic_update_slice,
     "iota": _iota,
     "bitcast": lambda x, *, ty, dim=-2: bitcast(x, ty, dim),  # 0.11 has no `dim`: the second minor
@@ -492,7 +455,7 @@ REDUCING: dict[str, Op] = {
     "dot_general": _dot_general,
 }
 
-OPS: dict[str, Op] = {**ELEMENTWISE, **STRUCTURAL, **REDUCING}
+OPS: dict[str, Op] = {**ELEMENTWISE, **STRUCTURAL, **REDUCING}  # of arrays; ufuncs take no parameters
 
 TRANSCENDENTAL = frozenset("exp exp2 log log1p expm1 tanh logistic sqrt rsqrt pow sin cos tan erf erf_inv cbrt".split())
 _FREE = frozenset("select_n convert_element_type copy stop_gradient eq ne lt le gt ge".split())
@@ -628,29 +591,28 @@ def evaluate(eqn: Any, values: Sequence[Any]) -> Any:
 Run = Callable[..., Any]  # (values, reuse=False): an operand that nobody else needs may become the result
 
 
+def meaning(eqn: Any) -> Op | None:
+    """What an equation makes of arrays, up to the dtype; None where that is left to JAX."""
+    op = OPS.get(eqn.primitive.name)
+    if op is None or eqn.primitive.multiple_results:
+        return None
+    if op is _div and is_floating(out_dtype(eqn)):
+        return np.true_divide
+    return op if isinstance(op, np.ufunc) else functools.partial(op, **eqn.params)
+
+
 def evaluator(eqn: Any) -> Run:
     """`evaluate` for one equation, to be called again and again."""
-    name, several = eqn.primitive.name, eqn.primitive.multiple_results
-    op = OPS.get(name)
-    run: Run
-    if op is None or several:
-        run = lambda values, reuse=False: _by_jax(eqn, values)  # noqa: E731
-    else:
-        op = np.true_divide if name == "div" and is_floating(out_dtype(eqn)) else op
-        run = _by_ufunc(eqn, op) if isinstance(op, np.ufunc) else _by_numpy(eqn, op)
-
-    return run
-
-
-def _by_numpy(eqn: Any, op: Op) -> Run:
-    dtype, params = out_dtype(eqn), {} if eqn.primitive.name in TAKES_NO_PARAMS else eqn.params
+    op = meaning(eqn)
+    if op is None:
+        return lambda values, reuse=False: _by_jax(eqn, values)
+    if isinstance(op, np.ufunc):
+        return _by_ufunc(eqn, op)
+    dtype = out_dtype(eqn)
 
     def run(values: Sequence[Any], reuse: bool = False) -> Any:
-        try:
-            with np.errstate(all="ignore"):
-                return np.asarray(op(*values, **params)).astype(dtype, copy=False)
-        except KeyError:  # a form that is left to JAX
-            return _by_jax(eqn, values)
+        with np.errstate(all="ignore"):
+            return np.asarray(op(*map(np.asarray, values))).astype(dtype, copy=False)
 
     return run
 
@@ -688,24 +650,12 @@ _known_here = [np.empty(0)]
 _ALONE = sys.getrefcount(_known_here[0])
 
 
-TAKES_NO_PARAMS = frozenset(k for k, op in ELEMENTWISE.items() if isinstance(op, np.ufunc)) | {
-    "div", "rem", "and", "or", "xor", "not", "select_n", "clamp", "copy", "stop_gradient",
-}  # fmt: skip
-
-
 def _by_jax(eqn: Any, values: Sequence[Any]) -> Any:
     with jax.default_device(_cpu()):
         out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-    if eqn.primitive.multiple_results:
-        return [_to_numpy(y) for y in out]
-    return _to_numpy(out)
-
-
-def _to_numpy(x: Any) -> Any:
-    try:
-        return np.asarray(x)
-    except TypeError:
-        return x  # a PRNG key
+    several = eqn.primitive.multiple_results
+    results = [y if is_key(y) else np.asarray(y) for y in (out if several else [out])]
+    return results if several else results[0]
 
 
 @functools.cache
