@@ -10,7 +10,7 @@ import numpy as np
 from ..diagnose.findings import Finding
 from ..ir.capture import primitive_of
 from ..ir.eager import operations, products
-from ..ir.program import arrays_made, count_operations, equations, has_python_loop
+from ..ir.program import count_operations, equations, has_python_loop, temporaries
 from ..text import human_bytes
 from .budget import Budget, over
 from .costs import wide_operands
@@ -24,7 +24,7 @@ def over_budget(fn: Callable[..., Any], args: Sequence[Any], jaxpr: Any, budget:
             text += " Under jit a Python loop is written out, turn by turn: let one operation do all at once."
         return [over("operations", text)]
     if (most := budget.elements) is not None:
-        made_arrays = ((math.prod(shape), shape, line) for shape, line in arrays_made(jaxpr))
+        made_arrays = ((math.prod(shape), shape, line) for shape, _, line in temporaries(jaxpr))
         size, shape, line = max(made_arrays, key=lambda each: each[0], default=(0, (), None))
         if size > most:
             text = (

@@ -30,7 +30,7 @@ def incidents_of(trace: Trace, wrong: bool, steps: frozenset[int]) -> Iterator[F
         operand = next((o for o in trace.call.operands if o.name == ref and o.index_map is not None), None)
         in_map = operand is not None and kind in ("map-bounds", "revisit")
         line = where_defined(operand.index_map) if in_map and operand else first.line
-        near = callers_of(first.eqn) if first.eqn is not None else []  # it may lie in something that was given
+        near = [*callers_of(first.eqn)] if first.eqn is not None else []  # it may lie in something that was given
         near += lines_of(operand.index_map if in_map and operand else trace.call.kernel)
         cause = f"{at(trace, first.step)}: {_WORDS[kind](trace, first)}"
         maps = index_maps(trace) if in_map or line is None else []

@@ -1,12 +1,13 @@
 """What a spec asks for, as far as libraries have a name for it: one matrix product, or attention."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from .capture import everywhere
 from .ops import in_avals, inlined, is_literal, out_dtype
 
 _PLAIN = frozenset("convert_element_type reshape squeeze transpose broadcast_in_dim copy stop_gradient".split())
@@ -39,7 +40,7 @@ def asked(spec: Callable[..., Any], args: Sequence[Any]) -> Product | Attention 
         program = jax.make_jaxpr(spec)(*args).jaxpr
     except Exception:  # a spec that computes with NumPy, say
         return None
-    eqns = [*_flat(program)]
+    eqns = [eqn for _, eqn in everywhere(program) if inlined(eqn) is None]
     products = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"]
     others = {eqn.primitive.name for eqn in eqns} - {"dot_general"}
     if len(products) == 1 and others <= _PLAIN and len(program.outvars) == 1:
@@ -51,15 +52,6 @@ def asked(spec: Callable[..., Any], args: Sequence[Any]) -> Product | Attention 
         if batch in (_HEADS_FIRST, _ROWS_FIRST) and all(len(x.shape) == 4 for x in args):
             return Attention(batch == _HEADS_FIRST, _scale(eqns), "iota" in others)
     return None
-
-
-def _flat(program: Any) -> Iterator[Any]:
-    for eqn in program.eqns:
-        inner = inlined(eqn)
-        if inner is None:
-            yield eqn
-        else:
-            yield from _flat(inner)
 
 
 def _scale(eqns: Sequence[Any]) -> float:

@@ -41,12 +41,11 @@ from .ops import (
     run_while,
     to_numpy,
 )
-from .readers import for_the_reader
+from .readers import COURSE_DIR, for_the_reader
 
 _JAX_DIR = os.path.dirname(jax.__file__) + os.sep
 _JAXLIB_DIR = os.path.dirname(jaxlib.__file__) + os.sep
 _OUR_DIR = str(PACKAGE) + os.sep
-_COURSE_DIR = os.path.join(_OUR_DIR, "_course") + os.sep  # in a wheel: the notebooks, which stand for the reader's code
 _STDLIB_DIR = os.path.dirname(contextlib.__file__) + os.sep
 
 
@@ -82,7 +81,7 @@ def _notebook_cell(file: str) -> str | None:
 @functools.lru_cache(1024)
 def is_readers_file(file: str) -> bool:
     """True for code that is neither JAX's, nor ours, nor the standard library's."""
-    if file.startswith(_COURSE_DIR):
+    if file.startswith(COURSE_DIR):
         return True
     if file.startswith((_JAX_DIR, _JAXLIB_DIR, _OUR_DIR, "<frozen", "<string>", "<attrs")):
         return False
@@ -100,24 +99,22 @@ def places_of(eqn: Any) -> Iterator[tuple[str, int]]:
     return ((frame.file_name, frame.line_num) for frame in (trace.frames if trace is not None else ()))
 
 
+def callers_of(eqn: Any) -> Iterator[SourceLine]:
+    """The reader's lines on the way to an equation, the innermost first."""
+    return (source_line(*place) for place in places_of(eqn) if is_readers_file(place[0]))
+
+
 def line_of(eqn: Any) -> SourceLine | None:
     """The reader's line that made an equation: the innermost frame outside JAX and this package."""
-    return next((source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])), None)
+    return next(callers_of(eqn), None)
 
 
 def instruction_of(eqn: Any) -> tuple[Any, int] | None:
     """(code object, offset) of the reader's instruction that made an equation: the same one in each turn of a loop."""
     # traceback.raw_frames: seen on jax 0.11.2 and 0.12.0.1
-    traceback = eqn.source_info.traceback
-    for code, offset in zip(*traceback.raw_frames(), strict=True) if traceback is not None else ():
-        if is_readers_file(code.co_filename):
-            return code, offset
-    return None
-
-
-def callers_of(eqn: Any) -> list[SourceLine]:
-    """The reader's lines on the way to an equation, the innermost first."""
-    return [source_line(*place) for place in places_of(eqn) if is_readers_file(place[0])]
+    trace = eqn.source_info.traceback
+    frames = zip(*trace.raw_frames(), strict=True) if trace is not None else ()
+    return next((frame for frame in frames if is_readers_file(frame[0].co_filename)), None)
 
 
 Ranges = Sequence[tuple[str, int, int]]  # (file, first line, last line)
@@ -312,8 +309,8 @@ def where_defined(jaxpr: Any) -> SourceLine | None:
 
 
 def _semantics(params: Any, rank: int) -> tuple[str, ...]:
-    given = getattr(params, "dimension_semantics", None)
-    return tuple(str(getattr(s, "name", s)).lower() for s in given) if given else ("arbitrary",) * rank
+    given = getattr(params, "dimension_semantics", None) or ("arbitrary",) * rank
+    return tuple(str(getattr(s, "name", s)).lower() for s in given)
 
 
 def _buffer_count(mapping: Any) -> int:
@@ -403,7 +400,7 @@ def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tupl
         kernel=body,
         dynamic_bounds=len(given.dynamic_grid_spec),
         dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
-        callers=callers_of(eqn),
+        callers=[*callers_of(eqn)],
         consts=given.body_consts,
         bounds_known=all(g is not UNKNOWN for g in grid),
         inside=inside,
@@ -548,12 +545,15 @@ def subprograms(eqn: Any) -> Iterator[Any]:
                 yield item
 
 
-def everywhere(jaxpr: Any) -> Iterator[tuple[Any, Any]]:
-    """(program, equation) of every equation of a program and of those inside of it, in order."""
+def everywhere(jaxpr: Any, in_kernels: bool = True) -> Iterator[tuple[Any, Any]]:
+    """(program, equation) of every equation of a program and of those inside of it, in order.
+
+    in_kernels=False: kernels themselves, too, but nothing inside of them.
+    """
     for eqn in jaxpr.eqns:
         yield jaxpr, eqn
-        for inner in subprograms(eqn):
-            yield from everywhere(inner)
+        for inner in subprograms(eqn) if in_kernels or not is_call(eqn) else ():
+            yield from everywhere(inner, in_kernels)
 
 
 def named(jaxpr: Any, *primitives: str) -> Iterator[Any]:
@@ -661,7 +661,7 @@ class Evaluator:
         n_scalars = len(call.scalar_names)
         call.scalars = [to_numpy(v) for v in operands[:n_scalars]]
         call.inputs = [to_numpy(v) for v in operands[n_scalars:]]
-        call.callers = callers_of(eqn)
+        call.callers = [*callers_of(eqn)]
         self.calls.append(call)
         return self.on_call(call, eqn, values)
 
@@ -737,20 +737,11 @@ def _around(eqn: Any) -> str:
 
 def discharged(program: Any) -> Any:
     """A program without the Refs that it makes outside of kernels (jax.new_ref): each is a value that is handed on."""
-    if not any(eqn.primitive.name in ("new_ref", "empty_ref") for eqn in outside_of_kernels(program)):
+    if not any(eqn.primitive.name in ("new_ref", "empty_ref") for _, eqn in everywhere(program, in_kernels=False)):
         return program
     from jax._src.state.discharge import discharge_state  # seen on jax 0.11.2 and 0.12.0.1
 
     return discharge_state(program)
-
-
-def outside_of_kernels(jaxpr: Any) -> Iterator[Any]:
-    """Every equation of a program and of those inside of it, kernels among them, but nothing inside of a kernel."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        if not is_call(eqn):
-            for inner in subprograms(eqn):
-                yield from outside_of_kernels(inner)
 
 
 def _in_gpu_code(error: Exception) -> bool:

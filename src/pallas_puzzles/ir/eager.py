@@ -1,14 +1,15 @@
 """A function as eager JAX runs it, one program for each operation; and the matrix products that a function does."""
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from .capture import SourceLine, is_call, is_readers_file, line_of, subprograms
-from .ops import cost, in_dtypes, inlined, interpret, nbytes_of, np_dtype, out_avals
+from .ops import cost, in_avals, in_dtypes, inlined, interpret, nbytes_of, np_dtype, out_avals
 
 
 @dataclasses.dataclass(eq=False)
@@ -80,7 +81,8 @@ def operations(fn: Callable[..., Any], shapes: Sequence[Any], *, inside: bool = 
         arrays = tuple(each for each in values if isinstance(each, Array))
         size = sum(each.nbytes for each in held.values())
         run = functools.partial(_run, eqn, values)
-        found.append(Operation(_name(eqn), run, arrays, tuple(outs), size, line_of(eqn)))
+        name = str(eqn.params.get("name") or eqn.primitive.name)
+        found.append(Operation(name, run, arrays, tuple(outs), size, line_of(eqn)))
         held = {key: each for key, each in held.items() if last.get(key, -1) > i}
     return found
 
@@ -98,10 +100,6 @@ def _is_readers(eqn: Any) -> bool:
     return is_readers_file(str(eqn.params["jaxpr"].jaxpr.debug_info.func_filename or "<"))
 
 
-def _name(eqn: Any) -> str:
-    return str(eqn.params.get("name") or eqn.primitive.name)
-
-
 def _run(eqn: Any, values: Sequence[Any], *arrays: Any) -> list[Any]:
     given = iter(arrays)
     operands = [next(given) if isinstance(value, Array) else value for value in values]
@@ -111,28 +109,19 @@ def _run(eqn: Any, values: Sequence[Any], *arrays: Any) -> list[Any]:
 
 def products(fn: Callable[..., Any], shapes: Sequence[Any]) -> dict[str, float]:
     """dtype of the operands -> FLOPs of the matrix products and convolutions outside of kernels, loops multiplied."""
-    found: dict[str, float] = {}
-    for dtype, flops in _products(jax.make_jaxpr(fn)(*shapes).jaxpr, 1):
-        found[dtype] = found.get(dtype, 0.0) + flops
-    return found
+    found: collections.Counter[str] = collections.Counter()
 
+    def count(jaxpr: Any, times: int) -> None:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "dot_general":
+                found[str(in_dtypes(eqn)[0])] += cost(eqn)[0] * times
+            elif eqn.primitive.name == "conv_general_dilated":  # for each element of the result, those of a filter
+                numbers, rhs = eqn.params["dimension_numbers"], in_avals(eqn)[1]
+                elements = rhs.size // rhs.shape[numbers.rhs_spec[0]]
+                found[str(in_dtypes(eqn)[0])] += 2 * out_avals(eqn)[0].size * elements * times
+            trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            for inner in subprograms(eqn) if not is_call(eqn) else ():
+                count(inner, times * trips)
 
-def _products(jaxpr: Any, times: float) -> Iterator[tuple[str, float]]:
-    for eqn in jaxpr.eqns:
-        if is_call(eqn):
-            continue
-        if eqn.primitive.name == "dot_general":
-            yield str(in_dtypes(eqn)[0]), cost(eqn)[0] * times
-        elif eqn.primitive.name == "conv_general_dilated":
-            yield str(in_dtypes(eqn)[0]), _convolution(eqn) * times
-        trips = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        for inner in subprograms(eqn):
-            yield from _products(inner, times * trips)
-
-
-def _convolution(eqn: Any) -> float:
-    """Two FLOPs for each element of the result and each element of a filter."""
-    (out,) = out_avals(eqn)
-    numbers, rhs = eqn.params["dimension_numbers"], eqn.invars[1].aval
-    filters = rhs.shape[numbers.rhs_spec[0]]
-    return 2.0 * out.size * (rhs.size // filters)
+    count(jax.make_jaxpr(fn)(*shapes).jaxpr, 1)
+    return dict(found)

@@ -68,7 +68,7 @@ def describe_gpu(eqn: Any) -> Kernel:
     return Kernel(
         name=_name(p.get("name"), written) or str(body.debug_info.func_name),
         where=where_defined(body),
-        callers=callers_of(eqn),
+        callers=[*callers_of(eqn)],
         grid=dict(zip(mesh.grid_names, mesh.grid, strict=True)),
         cluster=dict(zip(mesh.cluster_names, mesh.cluster, strict=True)),
         threads=mesh.num_threads or 1,

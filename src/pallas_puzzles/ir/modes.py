@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from .capture import holds_call, is_call, named, subprograms, tracing
-from .ops import inlined, interpret, is_literal
+from .capture import holds_call, is_call, named, tracing
+from .ops import inlined, interpret
 from .program import calls_in
 
 
@@ -47,7 +46,7 @@ def on_mesh(fn: Callable[..., Any], shapes: Sequence[Any], mesh: Any) -> Callabl
 
     @functools.wraps(fn)
     def run(*args: Any) -> Any:
-        return jax.tree.unflatten(jax.tree.structure(shape), _moved(program, jax.tree.leaves(args), mesh))
+        return jax.tree.unflatten(jax.tree.structure(shape), _replayed(program, jax.tree.leaves(args), False, mesh))
 
     return run
 
@@ -58,25 +57,46 @@ def _program(fn: Callable[..., Any], shapes: Sequence[Any]) -> Any:
         return jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*plain)
 
 
-def _moved(program: Any, values: Sequence[Any], mesh: Any) -> list[Any]:
-    return interpret(program, values, lambda eqn, given: _apply_on(eqn, given, mesh))
+def _replayed(program: Any, values: Sequence[Any], mode: Any, mesh: Any = None) -> list[Any]:
+    """The results of a program with its kernels built anew. mesh: on which its shard_maps are to run."""
+    return interpret(program, values, lambda eqn, given: _apply(eqn, given, mode, mesh))
 
 
-def _apply_on(eqn: Any, values: list[Any], mesh: Any) -> list[Any]:
-    # a number that is written into the program knows the mesh that it was traced on
-    values = [np.asarray(v) if is_literal(atom) else v for atom, v in zip(eqn.invars, values, strict=True)]
+def _apply(eqn: Any, values: list[Any], mode: Any, mesh: Any) -> list[Any]:
     inner = inlined(eqn)
-    if inner is not None:
-        return _moved(inner, values, mesh)
-    if eqn.primitive.name != "shard_map":
-        return _apply(eqn, values, False, _placed if is_call(eqn) else functools.partial(_with_programs, mesh))
-    p = eqn.params
+    if inner is not None and (mesh is not None or holds_call(inner)):
+        return _replayed(inner, values, mode, mesh)
+    params = eqn.params
+    if mesh is not None and eqn.primitive.name == "shard_map":
 
-    def body(*given: Any) -> tuple[Any, ...]:
-        return tuple(_moved(p["jaxpr"], given, mesh))  # all inlined: their types name the old mesh
+        def body(*given: Any) -> tuple[Any, ...]:
+            return tuple(_replayed(params["jaxpr"], given, mode, mesh))  # all inlined: their types name the old mesh
 
-    specs = {"in_specs": tuple(p["in_specs"]), "out_specs": tuple(p["out_specs"]), "check_vma": p["check_vma"]}
-    return list(jax.shard_map(body, mesh=mesh, **specs)(*values))
+        specs = {key: tuple(params[key]) for key in ("in_specs", "out_specs")}
+        return list(jax.shard_map(body, mesh=mesh, check_vma=params["check_vma"], **specs)(*values))
+    if not is_call(eqn):
+        params = {name: _rebuilt(value, mode, mesh) for name, value in params.items()}
+    if mesh is not None:
+        params = {name: _placed(value) for name, value in params.items()}
+    if is_call(eqn):
+        params = {**params, "interpret": mode}
+    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _rebuilt(value: Any, mode: Any, mesh: Any) -> Any:
+    """A parameter of an equation: its programs are traced anew where they hold kernels, or name the old mesh."""
+    if isinstance(value, list | tuple):
+        return type(value)(_rebuilt(item, mode, mesh) for item in value) if any(map(_is_program, value)) else value
+    if not _is_program(value) or (mesh is None and not holds_call(value)):
+        return value
+    avals = tuple(v.aval for v in value.invars)
+    avals = avals if mesh is None else _placed(avals)
+    return jax.make_jaxpr(lambda *given: _replayed(value, given, mode, mesh))(*avals)
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "eqns")
 
 
 def _placed(value: Any) -> Any:
@@ -92,16 +112,6 @@ def _placed(value: Any) -> Any:
     return value
 
 
-def _with_programs(mesh: Any, value: Any) -> Any:
-    """_placed, with the programs of a loop or a branch traced anew: their types name the old mesh."""
-    if isinstance(value, tuple) and any(hasattr(v, "eqns") for v in value):
-        return tuple(_with_programs(mesh, v) for v in value)
-    if not hasattr(value, "eqns"):
-        return _placed(value)
-    avals = _placed(tuple(v.aval for v in value.invars))
-    return jax.make_jaxpr(lambda *given: _moved(value, given, mesh))(*avals)
-
-
 def compiled(fn: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
     """fn, with its kernels built anew where they were built to be interpreted: after `setup`, or by interpret=True.
 
@@ -114,33 +124,3 @@ def compiled(fn: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any
 def is_built_for(kernel: Any, mode: Any) -> bool:
     """Whether a pallas_call equation has this mode. Its parameter `interpret`: seen on jax 0.11.2 and 0.12.0.1."""
     return kernel.params["interpret"] == mode
-
-
-def _replayed(program: Any, values: Sequence[Any], mode: Any) -> list[Any]:
-    return interpret(program, values, lambda eqn, given: _apply(eqn, given, mode))
-
-
-def _apply(eqn: Any, values: list[Any], mode: Any, placed: Callable[[Any], Any] = lambda value: value) -> list[Any]:
-    inner = inlined(eqn)
-    if inner is not None and holds_call(inner):
-        return _replayed(inner, values, mode)
-    params = {name: placed(value) for name, value in eqn.params.items()}
-    if is_call(eqn):
-        params = {**params, "interpret": mode}
-    elif any(holds_call(body) for body in subprograms(eqn)):
-        params = {name: _rebuilt(value, mode) for name, value in params.items()}
-    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(params))
-    return list(out) if eqn.primitive.multiple_results else [out]
-
-
-def _rebuilt(value: Any, mode: Any) -> Any:
-    """A parameter of an equation, with the kernels in its programs built anew."""
-    if isinstance(value, list | tuple):
-        return type(value)(_rebuilt(item, mode) for item in value) if any(_has(v) for v in value) else value
-    if not _has(value):
-        return value
-    return jax.make_jaxpr(lambda *given: _replayed(value, given, mode))(*(v.aval for v in value.invars))
-
-
-def _has(value: Any) -> bool:
-    return hasattr(value, "eqns") and holds_call(value)

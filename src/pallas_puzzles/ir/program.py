@@ -11,7 +11,6 @@ from .capture import (
     is_call,
     line_of,
     named,
-    outside_of_kernels,
     space_of,
     subprograms,
 )
@@ -22,7 +21,7 @@ _MANY_TURNS = 3  # in which one place in the code makes all its operations again
 
 def calls_in(jaxpr: Any) -> Iterator[Any]:
     """Every pallas_call equation in a program, but none inside of another."""
-    return filter(is_call, outside_of_kernels(jaxpr))
+    return (eqn for _, eqn in everywhere(jaxpr, in_kernels=False) if is_call(eqn))
 
 
 def equations(jaxpr: Any, line: SourceLine | None = None) -> Iterator[tuple[Any, SourceLine | None]]:
@@ -59,30 +58,30 @@ def count_operations(jaxpr: Any) -> int:
     return sum(next(subprograms(eqn), None) is None for _, eqn in everywhere(jaxpr))
 
 
-def arrays_made(jaxpr: Any) -> Iterator[tuple[tuple[int, ...], SourceLine | None]]:
-    """(shape, line) of every array that a program makes; in a library's jit, the line that calls it."""
-    for eqn, line in equations(jaxpr):
-        yield from ((tuple(aval.shape), line) for aval in out_avals(eqn) if hasattr(aval, "shape"))
-
-
 def temporaries(jaxpr: Any) -> Iterator[tuple[tuple[int, ...], Any, SourceLine | None]]:
-    """(shape, dtype, line) of every array that a kernel makes on its way; Refs that it allocates in VMEM, too."""
+    """(shape, dtype, line) of every array that a program makes on its way; Refs that it allocates in VMEM, too.
+
+    In a library's jit, it is the line that calls it.
+    """
     for eqn, line in equations(jaxpr):
-        own = [v.aval for v in eqn.params["jaxpr"].invars] if eqn.primitive.name == "run_scoped" else []
-        for aval in [*out_avals(eqn), *(ref for ref in own if space_of(ref) == "vmem")]:
+        for aval in [*out_avals(eqn), *_scoped(eqn)]:
             if hasattr(aval, "shape"):
                 yield tuple(aval.shape), np_dtype(aval), line
 
 
 def scoped_bytes(jaxpr: Any) -> int:
     """The VMEM that a kernel holds at once by pl.run_scoped. What lies in one another is held together."""
-    return max((_scoped_by(eqn) for eqn in jaxpr.eqns), default=0)
+    most = 0
+    for eqn in jaxpr.eqns:
+        own = sum(nbytes_of(ref.shape, np_dtype(ref)) for ref in _scoped(eqn))
+        most = max(most, own + max(map(scoped_bytes, subprograms(eqn)), default=0))
+    return most
 
 
-def _scoped_by(eqn: Any) -> int:
+def _scoped(eqn: Any) -> list[Any]:
+    """The types of the Refs in VMEM that an equation allocates."""
     refs = [v.aval for v in eqn.params["jaxpr"].invars] if eqn.primitive.name == "run_scoped" else []
-    own = sum(nbytes_of(ref.shape, np_dtype(ref)) for ref in refs if space_of(ref) == "vmem")
-    return own + max((scoped_bytes(inner) for inner in subprograms(eqn)), default=0)
+    return [ref for ref in refs if space_of(ref) == "vmem"]
 
 
 # --- arithmetic in 16 bits -------------------------------------------------------------------------------------------
@@ -142,10 +141,7 @@ def narrow_arithmetic(kernel: Any) -> Iterator[Any]:
             yield eqn
 
 
-def is_narrow_product(eqn: Any) -> bool:
-    """A matrix product of 16-bit floats whose result has 16 bits, too."""
-    return eqn.primitive.name == "dot_general" and all(map(_has_16_bits, [*in_dtypes(eqn), out_dtype(eqn)]))
-
-
 def narrow_products(kernel: Any) -> Iterator[Any]:
-    return filter(is_narrow_product, named(kernel, "dot_general"))
+    """The matrix products of 16-bit floats whose result has 16 bits, too."""
+    products = named(kernel, "dot_general")
+    return (eqn for eqn in products if all(map(_has_16_bits, [*in_dtypes(eqn), out_dtype(eqn)])))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..installation import PACKAGE
 
-_COURSE_DIR = os.path.join(PACKAGE, "_course") + os.sep  # in a wheel: the notebooks, which stand for the reader's code
+COURSE_DIR = os.path.join(PACKAGE, "_course") + os.sep  # in a wheel: the notebooks, which stand for the reader's code
 _LIBRARY_DIRS = tuple(
     form(path) + os.sep
     for path in [str(PACKAGE), *(p for key, p in sysconfig.get_paths().items() if "lib" in key)]
@@ -31,4 +31,4 @@ def is_library_file(file: str) -> bool:
 
 def is_readers_code(code: CodeType) -> bool:
     """Whether code stands in a file of the reader's, and not in a library or here."""
-    return code.co_filename.startswith(_COURSE_DIR) or not is_library_file(code.co_filename)
+    return code.co_filename.startswith(COURSE_DIR) or not is_library_file(code.co_filename)
