@@ -12,7 +12,7 @@ from ..targets.gpu_here import gpu_here
 from ..view.report import name_of
 from . import conditions
 from .estimate import estimate, shapes
-from .meter import Meter
+from .meter import DeviceMeter
 from .results import Results, Saved
 from .run import measure, sentence
 from .work import Size, Work
@@ -48,7 +48,7 @@ def bench(
 
 
 def measure_or_estimate(
-    works: Sequence[Work], saved: Saved = lambda results: None, meter: Meter | None = None
+    works: Sequence[Work], saved: Saved = lambda results: None, meter: DeviceMeter | None = None
 ) -> Results:
     """Both, each for the works that it is for. saved: called after each size, with all there is so far."""
     results = Results()

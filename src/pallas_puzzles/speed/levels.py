@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -215,18 +215,6 @@ def _inside(fn: Callable[..., Any]) -> Callable[..., Any]:
 # --- one level on one chip -------------------------------------------------------------------------------------------
 
 
-class _Cost(NamedTuple):
-    """What one program costs. NaN: unknown, and `problem` says why."""
-
-    hbm_bytes: float
-    temporary_bytes: float
-    floor_s: float
-    time_s: float
-    instructions: int
-    kernels: int
-    problem: str
-
-
 def _level(name: str, fn: Callable[..., Any], args: Sequence[Any], target: Chip) -> Level:
     try:
         if isinstance(fn, OpByOp):
@@ -236,30 +224,25 @@ def _level(name: str, fn: Callable[..., Any], args: Sequence[Any], target: Chip)
             costs = [_cost(fn, described(args), target)]
     except Exception as error:  # of the reader's function, or of the compiler
         return Level(name, target.title, problem=sentence(error))
-    held = [each.temporary_bytes for each in costs]
-    return Level(
-        name,
-        target.title,
-        hbm_bytes=_known(sum(each.hbm_bytes for each in costs)),
-        temporary_bytes=_known(max(held, key=lambda n: (math.isnan(n), n), default=0)),
-        instructions=sum(each.instructions for each in costs),
-        kernels=sum(each.kernels for each in costs),
-        floor_s=_known(sum(each.floor_s for each in costs)),
-        time_s=_known(sum(each.time_s for each in costs)),
-        problem=next((each.problem for each in reversed(costs) if each.problem), ""),
-    )
-
-
-def _known(amount: float) -> float | None:
-    return None if math.isnan(amount) else amount
+    found = Level(name, target.title, problem=next((problem for _, problem in reversed(costs) if problem), ""))
+    for figure, _ in _FIGURES.values():
+        amounts = [cost[figure] for cost, _ in costs]
+        total = max(amounts, default=0) if figure == "temporary_bytes" else sum(amounts)
+        setattr(found, figure, None if any(map(math.isnan, amounts)) else total)
+    return found
 
 
 def _number(amount: float | None) -> float:
     return math.nan if amount is None else amount
 
 
-def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes: float = 0) -> _Cost:
-    """What one program costs. held_bytes: of others' arrays. Raises whatever tracing or compiling it raises."""
+def _cost(
+    fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes: float = 0
+) -> tuple[dict[str, float], str]:
+    """(what one program costs, by the fields of a Level; why some of it is NaN, which is unknown).
+
+    held_bytes: of others' arrays. Raises whatever tracing or compiling it raises.
+    """
     given = shapes(args)
     with for_tpu(target.mesh()):
         blob = exported(fn, given)
@@ -282,10 +265,15 @@ def _cost(fn: Callable[..., Any], args: Sequence[Any], target: Chip, held_bytes:
         time_s += _number(kernel.time_s) * kernel.runs
         mxu_s += kernel.times.get("MXU", 0.0) * kernel.runs
     floor_s = float(np.maximum(mxu_s, hbm_bytes / target.hbm_bytes_per_s))
-    running = sum(not each.copies for each in found)
-    held_bytes = _number(temporary_bytes) + held_bytes
-    time_s = float(np.maximum(time_s, floor_s))
-    return _Cost(hbm_bytes, held_bytes, floor_s, time_s, running, len(found) - len(mine), problem)
+    cost = {
+        "hbm_bytes": hbm_bytes,
+        "temporary_bytes": _number(temporary_bytes) + held_bytes,
+        "instructions": sum(not each.copies for each in found),
+        "kernels": len(found) - len(mine),
+        "floor_s": floor_s,
+        "time_s": float(np.maximum(time_s, floor_s)),
+    }
+    return cost, problem
 
 
 def _negligible(each: Instruction) -> bool:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +35,6 @@ class Timing:
     wall_s: float | None = None  # the same call in a row of calls, with its dispatch, L2 as it is
 
 
-class Meter(Protocol):
-    """Whoever can time calls."""
-
-    def times(self, calls: Sequence[Call]) -> list[Timing]:
-        """One timing for each call, which is warm. The calls take turns, so that a clock that sinks is fair to all."""
-
-
 def timing(samples: Sequence[float], how: str, flushed: bool, wall_s: float | None = None) -> Timing:
     low, high = np.quantile(samples, [0.1, 0.9])
     return Timing(statistics.median(samples), float(low), float(high), len(samples), how, flushed, wall_s)
@@ -60,6 +53,7 @@ class DeviceMeter:
         self._left = _TRIES if has_device else 0  # failures of the profiler until it is asked no more
 
     def times(self, calls: Sequence[Call]) -> list[Timing]:
+        """One timing for each call, which is warm. The calls take turns, so that a clock that sinks is fair to all."""
         walls = [wall_times(call) for call in calls]
         middles = [statistics.median(each) for each in walls]
         rounds = round(_SECONDS / (sum(middles) + len(calls) * 2e-4))

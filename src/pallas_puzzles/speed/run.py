@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ..view.roofline import Chip
 from .conditions import conditions, device_chip
-from .meter import WALL, DeviceMeter, Meter, Timing
+from .meter import WALL, DeviceMeter, Timing
 from .results import Results, Row, Saved
 from .work import MEASURED, OpByOp, Size, Work, drawn, speed_of_light
 
@@ -31,7 +31,7 @@ class Hangs(Exception):
 def measure(
     works: Iterable[Work],
     results: Results | None = None,
-    meter: Meter | None = None,
+    meter: DeviceMeter | None = None,
     chip: Chip | None = None,
     saved: Saved = lambda results: None,
     limit_s: float = LIMIT_S,
@@ -66,7 +66,7 @@ def measure(
     return results
 
 
-def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: Results, limit_s: float) -> bool:
+def _one_size(work: Work, size: Size, chip: Chip | None, meter: DeviceMeter, results: Results, limit_s: float) -> bool:
     """Adds the rows of one size. False if the device is lost."""
     blank = Row(work.name, size.title, size.dtype, "", results.conditions["device"], MEASURED)
     rows = {name: dataclasses.replace(blank, who=name) for name in work.calls(size)}
@@ -86,7 +86,7 @@ def _one_size(work: Work, size: Size, chip: Chip | None, meter: Meter, results: 
     return alive
 
 
-def _fill(rows: dict[str, Row], work: Work, size: Size, chip: Chip | None, meter: Meter, limit_s: float) -> None:
+def _fill(rows: dict[str, Row], work: Work, size: Size, chip: Chip | None, meter: DeviceMeter, limit_s: float) -> None:
     """Enters what is found into the rows. Raises Hangs."""
     try:
         args = in_time(lambda: jax.block_until_ready(drawn(size.args)), limit_s)
@@ -189,7 +189,7 @@ def _agree(got: Any, want: Any, *, least: int) -> Any:
 
 
 def _timings(
-    meter: Meter, ready: Mapping[str, Callable[[], Any]], rows: Mapping[str, Row], limit_s: float
+    meter: DeviceMeter, ready: Mapping[str, Callable[[], Any]], rows: Mapping[str, Row], limit_s: float
 ) -> dict[str, Timing]:
     """All of them in turns; one by one where that fails, so that only the one that fails has no time."""
     try:
