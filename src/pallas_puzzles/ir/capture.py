@@ -308,9 +308,8 @@ def where_defined(jaxpr: Any) -> SourceLine | None:
     return source_line(match[1], int(match[2])) if match else None
 
 
-def _semantics(params: Any, rank: int) -> tuple[str, ...]:
-    given = getattr(params, "dimension_semantics", None) or ("arbitrary",) * rank
-    return tuple(str(getattr(s, "name", s)).lower() for s in given)
+def _semantics(given: Sequence[Any] | None, rank: int) -> tuple[str, ...]:
+    return tuple(str(getattr(s, "name", s)).lower() for s in given or ("arbitrary",) * rank)
 
 
 def _buffer_count(mapping: Any) -> int:
@@ -325,36 +324,41 @@ def describe(eqn: Any, values: Sequence[Any] | None = None) -> Call:
         return _describe_whole_array_kernel(eqn)
     p = eqn.params
     mapping, kernel = p["grid_mapping"], p["jaxpr"]
-    names = arg_names(kernel)
-    bounds = itertools.repeat(1) if values is None else iter(values)
-    grid = tuple(g if isinstance(g, int) else int(np.asarray(next(bounds))) for g in mapping.grid)
-    n_scalars, n_in, n_out = mapping.num_index_operands, mapping.num_inputs, mapping.num_outputs
-    operands = [
-        _operand(names[n_scalars + i], "in" if i < n_in else "out", bm) for i, bm in enumerate(mapping.block_mappings)
-    ]
-    first = n_scalars + n_in + n_out
+    names, n_scalars, n_in = iter(arg_names(kernel)), mapping.num_index_operands, mapping.num_inputs
     return Call(
         name=str(p.get("name") or kernel.debug_info.func_name),
-        where=where_defined(kernel),
-        grid=grid,
         grid_names=tuple(mapping.grid_names or ()),
-        vmapped=tuple(mapping.vmapped_dims),
-        operands=operands,
-        scalar_names=names[:n_scalars],
-        scratch=[_scratch(names[first + j], a) for j, a in enumerate(mapping.scratch_avals)],
-        semantics=_semantics(p.get("compiler_params"), len(grid)),
-        kernel=kernel,
+        scalar_names=[next(names) for _ in range(n_scalars)],
+        operands=[_operand(next(names), i < n_in, each) for i, each in enumerate(mapping.block_mappings)],
+        scratch=[_scratch(next(names), aval) for aval in mapping.scratch_avals],
+        semantics=_semantics(getattr(p.get("compiler_params"), "dimension_semantics", None), len(mapping.grid)),
         aliases={i - n_scalars: o for i, o in dict(p["input_output_aliases"]).items()},
         vmem_limit_bytes=getattr(p.get("compiler_params"), "vmem_limit_bytes", None),
-        dynamic_bounds=mapping.num_dynamic_grid_bounds,
-        dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
+        **_of_grid(mapping, kernel, itertools.repeat(UNKNOWN) if values is None else iter(values)),
     )
 
 
-def _operand(name: str, role: str, mapping: Any, **more: Any) -> Operand:
+UNKNOWN = object()  # in place of a value that nobody knows yet
+
+
+def _of_grid(mapping: Any, kernel: Any, bounds: Iterator[Any]) -> dict[str, Any]:
+    """What a call and a pipeline inside of a kernel have in common. bounds: of the dynamic dimensions of the grid."""
+    grid = [g if isinstance(g, int) else next(bounds) for g in mapping.grid]
+    return {
+        "where": where_defined(kernel),
+        "kernel": kernel,
+        "grid": tuple(1 if g is UNKNOWN else int(np.asarray(g)) for g in grid),
+        "vmapped": tuple(mapping.vmapped_dims),
+        "dynamic_bounds": mapping.num_dynamic_grid_bounds,
+        "dynamic_axes": tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
+        "bounds_known": all(g is not UNKNOWN for g in grid),
+    }
+
+
+def _operand(name: str, is_input: bool, mapping: Any, **more: Any) -> Operand:
     return Operand(
         name,
-        role,
+        "in" if is_input else "out",
         tuple(mapping.array_aval.shape),
         np_dtype(mapping.array_aval),
         tuple(_dim(d) for d in mapping.block_shape),
@@ -363,9 +367,6 @@ def _operand(name: str, role: str, mapping: Any, **more: Any) -> Operand:
         _buffer_count(mapping),
         **more,
     )
-
-
-UNKNOWN = object()  # in place of a value that nobody knows yet
 
 
 def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tuple[Call, list[Any]]:
@@ -378,32 +379,23 @@ def describe_pipeline(eqn: Any, values: Sequence[Any], inside: str = "") -> tupl
     mapping, body = p["grid_mapping"], p["body_jaxpr"]
     if given.allocations is not None or p["_explicit_indices"] or (p["num_cores"] or 1) != 1:
         raise Beyond("a pipeline with buffers of its own, or over several cores")
-    bounds = iter(given.dynamic_grid_spec)
-    grid = [g if isinstance(g, int) else next(bounds) for g in mapping.grid]
     refs = jax.tree.leaves(p["refs_tree"].unflatten(given.refs_flat), is_leaf=lambda x: hasattr(x, "transforms"))
     names, consts = arg_names(body), iter(given.all_index_map_consts)
     operands = []
     for i, (bm, ref) in enumerate(zip(mapping.block_mappings, refs, strict=True)):
-        role = "in" if i < mapping.num_inputs else "out"
         its = tuple(itertools.islice(consts, len(bm.index_map_jaxpr.consts)))
-        operand = _operand(names[i], role, bm, index_consts=its)
+        operand = _operand(names[i], i < mapping.num_inputs, bm, index_consts=its)
         if operand.in_hbm and (getattr(ref, "transforms", None) or operand.block != operand.shape):
             raise Beyond("a pipeline whose blocks stay in HBM")
         operands.append(operand)
     call = Call(
         name=str(body.debug_info.func_name or "the pipeline"),
-        where=where_defined(body),
-        grid=tuple(1 if g is UNKNOWN else int(np.asarray(g)) for g in grid),
-        vmapped=tuple(mapping.vmapped_dims),
         operands=operands,
-        semantics=tuple(str(getattr(s, "name", s)).lower() for s in p["dimension_semantics"]),
-        kernel=body,
-        dynamic_bounds=len(given.dynamic_grid_spec),
-        dynamic_axes=tuple(d for d, g in enumerate(mapping.grid) if not isinstance(g, int)),
+        semantics=_semantics(p["dimension_semantics"], len(mapping.grid)),
         callers=[*callers_of(eqn)],
         consts=given.body_consts,
-        bounds_known=all(g is not UNKNOWN for g in grid),
         inside=inside,
+        **_of_grid(mapping, body, iter(given.dynamic_grid_spec)),
     )
     return call, refs
 
@@ -418,20 +410,18 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
     if len(p["jaxprs"]) != 1:
         raise Beyond("several programs in one kernel (mpmd)")
     (kernel,), (mesh,) = p["jaxprs"], p["meshes"]
-    names, n_in, n_out = arg_names(kernel), len(eqn.invars), len(eqn.outvars)
+    names, avals, count = arg_names(kernel), [v.aval for v in kernel.invars], len(eqn.invars) + len(eqn.outvars)
     operands = []
-    for i, var in enumerate(kernel.invars[: n_in + n_out]):
-        shape = tuple(var.aval.shape)
-        dims = tuple(Dim("blocked", s) for s in shape)
-        space = space_of(var.aval) if var.aval.memory_space is not None else "hbm"
-        space = "hbm" if space == "any" else space
-        role = "in" if i < n_in else "out"
-        operands.append(Operand(names[i], role, shape, np_dtype(var.aval), dims, space, None, 1))
+    for i, (name, aval) in enumerate(zip(names[:count], avals, strict=False)):
+        dims = tuple(Dim("blocked", size) for size in aval.shape)
+        space = "hbm" if aval.memory_space is None or space_of(aval) == "any" else space_of(aval)
+        role = "in" if i < len(eqn.invars) else "out"
+        operands.append(Operand(name, role, tuple(aval.shape), np_dtype(aval), dims, space, None, 1))
     cores = {str(name): size for name, size in mesh.shape.items()}
     if math.prod(cores.values()) > 1:
         if (shared := next(named(kernel, *_TOGETHER), None)) is not None:
             raise Beyond(f"{shared.primitive.name}, with which the cores {cores} of a kernel wait for one another")
-        if any("shared" in str(v.aval.memory_space).lower() for v in kernel.invars):
+        if any("shared" in str(aval.memory_space).lower() for aval in avals):
             raise Beyond(f"memory that the cores {cores} of a kernel share")
     return Call(
         name=str(p.get("name") or kernel.debug_info.func_name),
@@ -439,7 +429,7 @@ def _describe_whole_array_kernel(eqn: Any) -> Call:
         grid=tuple(cores.values()),
         grid_names=tuple(cores),
         operands=operands,
-        scratch=[_scratch(names[n_in + n_out + j], v.aval) for j, v in enumerate(kernel.invars[n_in + n_out :])],
+        scratch=[*map(_scratch, names[count:], avals[count:])],
         semantics=("parallel",) * len(cores),
         kernel=kernel,
         aliases=dict(p.get("input_output_aliases") or {}),
@@ -711,20 +701,21 @@ def _traced(fn: Callable[..., Any], leaves: list[Any]) -> Any:
         for pipeline in named(closed, "emit_pipeline"):
             describe_pipeline(pipeline, [UNKNOWN] * len(pipeline.invars))
     except Exception as error:
-        if not isinstance(error, Beyond) and not _in_pipeline(error):
+        if not isinstance(error, Beyond) and not _came_through(error, _PIPELINE):
             raise
         closed, shape = for_the_reader(jax.make_jaxpr(fn, return_shape=True), *leaves)  # spelt out, as loops and copies
     return closed, shape
 
 
-def _files(error: BaseException) -> set[str]:
-    """Where an exception came through."""
-    return {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+# Parts of the names of files: of emit_pipeline, and of JAX's own code for GPUs, which may ask what GPU is there
+_PIPELINE = os.path.join("pallas", "mosaic", "pipeline.py")
+_GPU_CODE = (os.path.join("", "mosaic_gpu", ""), os.path.join("", "ops", "gpu", ""))
 
 
-def _in_pipeline(error: BaseException) -> bool:
-    """Whether an exception came while emit_pipeline was traced."""
-    return any(file.endswith(os.path.join("pallas", "mosaic", "pipeline.py")) for file in _files(error))
+def _came_through(error: BaseException, *parts: str) -> bool:
+    """Whether an exception came while such code of JAX's was traced."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(file.startswith(_JAX_DIR) and any(part in file for part in parts) for file in files)
 
 
 def _around(eqn: Any) -> str:
@@ -742,12 +733,6 @@ def discharged(program: Any) -> Any:
     from jax._src.state.discharge import discharge_state  # seen on jax 0.11.2 and 0.12.0.1
 
     return discharge_state(program)
-
-
-def _in_gpu_code(error: Exception) -> bool:
-    """Whether an exception came while JAX's own code for GPUs was traced, which may ask what GPU is there."""
-    parts = (os.path.join("", "mosaic_gpu", ""), os.path.join("", "ops", "gpu", ""))
-    return any(file.startswith(_JAX_DIR) and any(part in file for part in parts) for file in _files(error))
 
 
 Programs = dict[Any, Any]  # what the traces of one function have made, by the shapes of its arguments
@@ -793,7 +778,7 @@ def capture(
     try:
         return on(_chip.get())
     except Exception as error:
-        if not isinstance(error, Beyond) and _in_gpu_code(error):
+        if not isinstance(error, Beyond) and _came_through(error, *_GPU_CODE):
             raise ForGpu("a kernel for a GPU") from error
         if "SparseCore" not in str(error) or _chip.get() == SPARSE_CHIP:
             raise
