@@ -20,14 +20,23 @@ _effort: contextvars.ContextVar[Effort | None] = contextvars.ContextVar("effort"
 
 
 @contextlib.contextmanager
+def holding[T](variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """While active, a context variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextlib.contextmanager
 def counted() -> Iterator[Effort]:
     """While active, what is done is added to what it yields."""
     effort = Effort()
-    token = _effort.set(effort)
     try:
-        yield effort
+        with holding(_effort, effort):
+            yield effort
     finally:
-        _effort.reset(token)
         spend(effort.instructions)  # of whoever counts around it
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.extend.core as jec
 import numpy as np
 
-from .effort import spend
+from .effort import holding, spend
 
 Op = Callable[..., Any]
 
@@ -127,16 +127,6 @@ def is_literal(atom: Any) -> bool:
 @functools.cache
 def is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.floating)
-
-
-@contextlib.contextmanager
-def holding[T](variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
-    """While active, a context variable has this value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 _garbage: contextvars.ContextVar[tuple[float | None, str]] = contextvars.ContextVar("garbage", default=(None, ""))

@@ -41,31 +41,32 @@ def svg(results: Results) -> str:
     across = min(_ACROSS, len(panels))
     down = -(-len(panels) // across)
     marks = []
-    for number, (title, rows) in enumerate(panels):
+    for number, panel in enumerate(panels):
         y, x = divmod(number, across)
         where = f"translate({px(_MARGIN + x * _WIDE)} {px(_MARGIN + y * _HIGH)})"
-        marks.append(f'<g transform="{where}">{"".join(_panel(title, rows))}</g>')
+        marks.append(f'<g transform="{where}">{"".join(_panel(*panel))}</g>')
     return card(2 * _MARGIN + across * _WIDE, 2 * _MARGIN + down * _HIGH, "".join(marks))
 
 
-def _panels(results: Results) -> Iterator[tuple[str, list[Row]]]:
-    """What is drawn in each: one function on one chip, in one dtype."""
-    for title, rows in blocks(results):
+def _panels(results: Results) -> Iterator[tuple[str, str, list[Row]]]:
+    """What is drawn in each: one function, in one dtype, on one chip."""
+    for work, chip, rows in blocks(results):
         for dtype in dict.fromkeys(row.dtype for row in rows):
             if drawn := [row for row in rows if row.share and row.dtype == dtype]:
-                function, _, chip = title.rpartition(" on ")
-                yield f"{function}, {dtype} on {chip}", drawn
+                yield f"{work}, {dtype}", chip, drawn
 
 
-def _panel(title: str, rows: Sequence[Row]) -> Iterator[str]:
-    function, _, chip = title.rpartition(" on ")
-    yield svg_text(_LEFT, 14, cut(function, _TITLE, "…"), _TEXT + 1, "ink", SANS, BOLD)
+def _panel(title: str, chip: str, rows: Sequence[Row]) -> Iterator[str]:
+    yield svg_text(_LEFT, 14, cut(title, _TITLE, "…"), _TEXT + 1, "ink", SANS, BOLD)
     yield svg_text(_LEFT, 31, cut(f"{chip}: share of the speed of light", 62, "…"), _SMALL, "muted", SANS)
     ticks = _ticks(rows)
     top = max(1.12, *(1.08 * row.share for row in rows if row.share))
     yield from _axes(ticks, top, rows[-1].bound)
     ends = []
-    for (colour, dashes, mark), (name, each) in zip(itertools.cycle(_LOOKS), _series(rows), strict=False):
+    series: dict[str, list[Row]] = {}  # a line for each function; what is measured stands before its peers
+    for row in rows:
+        series.setdefault(row.who, []).append(row)
+    for (colour, dashes, mark), (name, each) in zip(itertools.cycle(_LOOKS), series.items(), strict=False):
         points = [(_x(ticks, _amount(row)[0]), _y(row.share, top)) for row in each if row.share]
         dash = f' stroke-dasharray="{dashes}"' if dashes else ""
         path = "L".join(f"{px(x)} {px(y)}" for x, y in points)
@@ -75,14 +76,6 @@ def _panel(title: str, rows: Sequence[Row]) -> Iterator[str]:
         yield from (_mark(mark, x, y, colour, hollow) for x, y in points)
         ends.append((points[-1], name, each[-1], colour, mark, hollow))
     yield from _labels(ends)
-
-
-def _series(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """A line for each function; what is measured stands before its peers."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.who, []).append(row)
-    return [*found.items()]
 
 
 # --- axes ------------------------------------------------------------------------------------------------------------

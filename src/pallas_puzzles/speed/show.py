@@ -23,11 +23,11 @@ _MOST = (24, 13, 8, 6, 5, 9, 12)  # characters of each column
 def text(results: Results, columns: int = COLUMNS) -> str:
     """The whole table: a block for each function and chip, conditions before them and notes after them."""
     lines = [line for _, line in wrapped(about(results), "", columns=columns)]
-    for title, rows in blocks(results):
+    for work, chip, rows in blocks(results):
         cells = [[cut(word, most, "~") for word, most in zip(cells_of(row, rows), _MOST, strict=True)] for row in rows]
         heads = [head[:most] for head, most in zip(_heads(rows), _MOST, strict=True)]
         widths = [max(map(len, column)) if any(column[1:]) else 0 for column in zip(heads, *cells, strict=True)]
-        lines += ["", cut(title, columns), _line(heads, widths)]
+        lines += ["", cut(f"{work} on {chip}", columns), _line(heads, widths)]
         before = ""
         for row, line in zip(rows, cells, strict=True):
             line[0], before = ("" if line[0] == before else line[0]), line[0]
@@ -54,7 +54,7 @@ def _key(results: Results) -> str:
         )
     if any(row.spread is not None for row in rows):
         words.append("spread: half of the span that holds four fifths of the calls.")
-    if any(row.median_s and rival(each) not in ("", row.who) for _, each in blocks(results) for row in each):
+    if any(row.median_s and rival(each) not in ("", row.who) for *_, each in blocks(results) for row in each):
         words.append("vs: how many times as fast as that.")
     return " ".join(words)
 
@@ -75,10 +75,10 @@ def about(results: Results) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def blocks(results: Results) -> Iterator[tuple[str, list[Row]]]:
-    """Rows of one function on one chip, with their title."""
+def blocks(results: Results) -> Iterator[tuple[str, str, list[Row]]]:
+    """Rows of one function on one chip, with the function and the chip in words."""
     for (work, chip, kind), rows in itertools.groupby(results.rows, lambda row: (row.work, row.chip, row.kind)):
-        yield f"{work} on {chip}{', ESTIMATED by its compiler' if kind == ESTIMATE else ''}", list(rows)
+        yield work, f"{chip}{', ESTIMATED by its compiler' if kind == ESTIMATE else ''}", list(rows)
 
 
 def rival(rows: Sequence[Row]) -> str:
@@ -118,7 +118,7 @@ def _line(words: Sequence[str], widths: Sequence[int]) -> str:
 def html(results: Results) -> str:
     """The picture, and a table below it; colours are the page's own."""
     parts = [f'<div style="opacity:.8">{escape(about(results))}</div>']
-    for title, rows in blocks(results):
+    for work, chip, rows in blocks(results):
         styles = [LEFT, LEFT, *[RIGHT] * 5]
         lines = [row_html(f'<th style="{s}">{escape(h)}</th>' for s, h in zip(styles, _heads(rows), strict=True))]
         for row in rows:
@@ -128,7 +128,7 @@ def html(results: Results) -> str:
                 lines.append(row_html([*cells_html(cells[:2], "<<"), wide]))
             else:
                 lines.append(row_html(cells_html(cells, "<<>>>>>")))
-        parts.append(f'<div style="margin-top:8px"><b>{escape(title)}</b></div>{table(lines)}')
+        parts.append(f'<div style="margin-top:8px"><b>{escape(f"{work} on {chip}")}</b></div>{table(lines)}')
     if key := _key(results):
         parts.append(f'<div style="opacity:.8;font-size:92%">{escape(key)}</div>')
     parts += [f'<div style="margin-top:6px">{escape(note)}</div>' for note in results.notes]
