@@ -72,8 +72,9 @@ def _apply(eqn: Any, values: list[Any], mode: Any, mesh: Any) -> list[Any]:
         def body(*given: Any) -> tuple[Any, ...]:
             return tuple(_replayed(params["jaxpr"], given, mode, mesh))  # all inlined: their types name the old mesh
 
-        specs = {key: tuple(params[key]) for key in ("in_specs", "out_specs")}
-        return list(jax.shard_map(body, mesh=mesh, check_vma=params["check_vma"], **specs)(*values))
+        ins, outs = tuple(params["in_specs"]), tuple(params["out_specs"])
+        moved = jax.shard_map(body, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=params["check_vma"])
+        return list(moved(*values))
     if not is_call(eqn):
         params = {name: _rebuilt(value, mode, mesh) for name, value in params.items()}
     if mesh is not None:

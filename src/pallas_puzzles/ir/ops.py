@@ -232,7 +232,7 @@ def _select(which: np.ndarray, *cases: np.ndarray, **_: Any) -> np.ndarray:
 
 
 def _broadcast_in_dim(x: np.ndarray, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> np.ndarray:
-    new = [d for d in range(len(shape)) if d not in broadcast_dimensions]
+    new = tuple(d for d in range(len(shape)) if d not in broadcast_dimensions)
     return np.broadcast_to(np.expand_dims(x, new) if x.ndim else x, shape)
 
 
@@ -363,7 +363,9 @@ def _unpacked(octets: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return ((parts.astype(np.int8) ^ 2 ** (bits - 1)) - 2 ** (bits - 1) if signed else parts).astype(dtype)
 
 
+_AS_IN_NUMPY = "abs ceil cos exp exp2 expm1 floor log log1p sign sin sqrt square tanh".split()
 ELEMENTWISE: dict[str, Op] = {
+    **{name: getattr(np, name) for name in _AS_IN_NUMPY},
     "add": np.add,
     "add_any": np.add,
     "sub": np.subtract,
@@ -373,25 +375,11 @@ ELEMENTWISE: dict[str, Op] = {
     "max": np.maximum,
     "min": np.minimum,
     "neg": np.negative,
-    "abs": np.abs,
-    "sign": np.sign,
-    "floor": np.floor,
-    "ceil": np.ceil,
     "round": _round,
-    "square": np.square,
     "integer_pow": _integer_pow,
     "pow": np.power,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "log": np.log,
-    "log1p": np.log1p,
-    "expm1": np.expm1,
-    "tanh": np.tanh,
     "logistic": lambda x, **_: 1 / (1 + np.exp(-_wide(x))),
-    "sqrt": np.sqrt,
     "rsqrt": lambda x, **_: 1 / np.sqrt(_wide(x)),
-    "sin": np.sin,
-    "cos": np.cos,
     "erf": _erf,
     "eq": np.equal,
     "ne": np.not_equal,

@@ -63,15 +63,11 @@ def compared(new: Results, old: Results, columns: int = COLUMNS) -> str:
     both = f"{plural(len(found), 'time')} {'is' if len(found) == 1 else 'are'} in both runs"
     words = f"{both}; {same} {'is' if same == 1 else 'are'} the same within the noise. {span}"
     lines = [line for _, line in wrapped(words, "", columns=columns)]
-    lines += [_change_line(change, columns) for change in sorted(counted, key=lambda change: change.ratio)]
+    for change in sorted(counted, key=lambda change: change.ratio):
+        row, took = change.row, f"{human_time(change.row.median_s or 0.0):>8}"
+        words = f"  {change.words:>12}  {took}  {row.work.partition(' ')[0]} {row.size} {row.dtype} {row.who}"
+        lines.append(cut(words, columns))
     then, now = old.conditions, new.conditions
     if others := [f"{n}: {then.get(n)}, now {now.get(n)}" for n in SAME if then.get(n) != now.get(n)]:
         lines += [line for _, line in wrapped(f"The conditions differ: {'; '.join(others)}.", "", columns=columns)]
     return "\n".join(lines)
-
-
-def _change_line(change: Change, columns: int) -> str:
-    row = change.row
-    assert row.median_s is not None
-    words = f"  {change.words:>12}  {human_time(row.median_s):>8}  {row.work.partition(' ')[0]} {row.size} {row.dtype}"
-    return cut(f"{words} {row.who}", columns)

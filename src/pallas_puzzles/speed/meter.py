@@ -156,15 +156,11 @@ def device_times(events: Sequence[Event]) -> list[float]:
     """Seconds in which the device worked on each call: what lies between two flushes, without the gaps."""
     calls: list[list[Event]] = [[]]
     for event in events:
-        if _flushes(event):
+        if "flush_l2" in event.module + event.name or (not event.module and "xor" in event.name):
             calls.append([])
         else:
             calls[-1].append(event)
     return [_busy(call) for call in calls[1:] if call]
-
-
-def _flushes(event: Event) -> bool:
-    return "flush_l2" in event.module + event.name or (not event.module and "xor" in event.name)
 
 
 def _busy(events: Sequence[Event]) -> float:

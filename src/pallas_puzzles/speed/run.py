@@ -151,8 +151,9 @@ def _ready(
     def told(call: Callable[[], Any]) -> tuple[Any, str]:
         """(its results, what is wrong with them)."""
         got = jax.block_until_ready(call())
-        off = "" if want is None else _difference(got, want[1], args)
-        return got, off and f"{off} those of {want[0]}: the time of a wrong answer means nothing"
+        if want is None or not (off := _difference(got, want[1], args)):
+            return got, ""
+        return got, f"{off} those of {want[0]}: the time of a wrong answer means nothing"
 
     for name in reversed([*calls]):
         options = getattr(calls[name], "compiler_options", None)
