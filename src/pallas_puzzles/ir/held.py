@@ -57,14 +57,15 @@ def kept(jaxpr: Any) -> dict[int, list[Kept]]:
     programs = [jaxpr, *(body for _, eqn in everywhere(jaxpr) for body in subprograms(eqn))]
     for program in programs if next(named(jaxpr, "dma_start"), None) is not None else []:
         for n, eqn in enumerate(program.eqns):
-            inside = [e for body in subprograms(eqn) for _, e in everywhere(body)]
-            names = {id(e): e.primitive.name for e in (eqn, *inside)}
-            if {"dma_start", "dma_wait"} & {*names.values()}:
-                loaded, computed = _over(program, n)
-                for at, name in names.items():
-                    if name in ("dma_start", "dma_wait"):
-                        found[at] += computed + (loaded if name == "dma_start" else [])
+            inside = (e for body in subprograms(eqn) for _, e in everywhere(body))
+            starts = {id(e): name == "dma_start" for e in (eqn, *inside) if (name := e.primitive.name) in _COPIES}
+            loaded, computed = _over(program, n) if starts else ([], [])
+            for at, is_start in starts.items():
+                found[at] += computed + (loaded if is_start else [])
     return found
+
+
+_COPIES = ("dma_start", "dma_wait")
 
 
 def _over(program: Any, n: int) -> tuple[list[Kept], list[Kept]]:
@@ -93,12 +94,8 @@ def _nbytes(v: Any) -> int:
 
 def _sizes(jaxpr: Any) -> dict[Any, int]:
     """The computed arrays of a program that registers do not hold, with their bytes."""
-    found = {}
-    for eqn in jaxpr.eqns:
-        for v in eqn.outvars if eqn.primitive.name not in _MADE_ANEW else ():
-            if (size := _nbytes(v)) > _SMALL:
-                found[v] = size
-    return found
+    computed = (eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _MADE_ANEW)
+    return {v: size for eqn in computed for v in eqn.outvars if (size := _nbytes(v)) > _SMALL}
 
 
 def _waiting(jaxpr: Any, n: int, sizes: dict[Any, int]) -> int:

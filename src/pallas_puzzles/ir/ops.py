@@ -308,9 +308,7 @@ def _one_thread(flops: int) -> Iterator[None]:
             library.set_num_threads(number)
 
 
-def _dot_general(
-    x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, preferred_element_type: Any, **_: Any
-) -> np.ndarray:
+def _dot_general(x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, **_: Any) -> np.ndarray:
     (xc, yc), (xb, yb) = dimension_numbers
     if is_floating(x.dtype) or is_floating(y.dtype):
         x, y = _wide(x), _wide(y)
@@ -328,10 +326,8 @@ def _dot_general(
 
 def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The product of two matrices, in float32 for narrower floats and int32 for integers."""
-    x, y = np.asarray(x), np.asarray(y)
-    x, y = (_wide(x), _wide(y)) if is_floating(x.dtype) else (x.astype(np.int32), y.astype(np.int32))
-    with _one_thread(2 * x.size * y.shape[-1]):
-        return np.matmul(x, y)
+    product = _dot_general(x, y, dimension_numbers=(([1], [0]), ([], [])))
+    return product if is_floating(x.dtype) else product.astype(np.int32)
 
 
 def bitcast(x: np.ndarray, dtype: Any, dim: int = -2) -> np.ndarray:
