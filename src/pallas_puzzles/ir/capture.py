@@ -26,7 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..installation import PACKAGE
 from .effort import READ, spend
-from .meshes import on_tpus, tpu_mesh
+from .meshes import mesh_of, on_tpus, tpu_mesh
 from .ops import (
     Beyond,
     evaluate,
@@ -604,9 +604,9 @@ class Evaluator:
         inner = inlined(eqn)
         if inner is not None:
             return self._inline(eqn, inner, values)
-        if name == "shard_map" and math.prod(dict(params["mesh"].shape).values()) == 1:
-            return self.run(params["jaxpr"], values)
         if name == "shard_map":
+            if mesh_of(eqn).size == 1:
+                return self.run(params["jaxpr"], values)
             if self.on_mesh is None:
                 raise ForMesh(_around(eqn))
             return self.on_mesh(self, eqn, values)
@@ -721,8 +721,8 @@ def _came_through(error: BaseException, *parts: str) -> bool:
 def _around(eqn: Any) -> str:
     """What a kernel is inside of that is not followed."""
     if eqn.primitive.name == "shard_map":
-        shape = dict(eqn.params["mesh"].shape)
-        return f"a shard_map over {math.prod(shape.values())} devices, {shape}"
+        mesh = mesh_of(eqn)
+        return f"a shard_map over {mesh.size} devices, {mesh.axes}"
     return f"a kernel inside of {eqn.primitive.name}"
 
 

@@ -77,14 +77,18 @@ class Sharded:
     outs: list[tuple[tuple[str, ...], ...]]
 
 
+def mesh_of(eqn: Any) -> Mesh:
+    """What a shard_map equation runs on."""
+    return Mesh({str(name): int(size) for name, size in dict(eqn.params["mesh"].shape).items()})
+
+
 def sharded(eqn: Any) -> Sharded:
     """What a shard_map equation holds. Raises Beyond where only some of the mesh's axes are its own."""
-    p = eqn.params
-    axes = {str(name): int(size) for name, size in dict(p["mesh"].shape).items()}
-    manual = {str(name) for name in p.get("newly_manual_axes", p.get("manual_axes", axes))}
-    if any(size > 1 for name, size in axes.items() if name not in manual):
-        raise Beyond(f"a shard_map over the axes {sorted(manual)} of a mesh with the axes {list(axes)}")
-    return Sharded(Mesh(axes), p["jaxpr"], *([_cuts(spec) for spec in p[key]] for key in ("in_specs", "out_specs")))
+    p, mesh = eqn.params, mesh_of(eqn)
+    manual = {str(name) for name in p.get("newly_manual_axes", p.get("manual_axes", mesh.axes))}
+    if any(size > 1 for name, size in mesh.axes.items() if name not in manual):
+        raise Beyond(f"a shard_map over the axes {sorted(manual)} of a mesh with the axes {list(mesh.axes)}")
+    return Sharded(mesh, p["jaxpr"], *([_cuts(spec) for spec in p[key]] for key in ("in_specs", "out_specs")))
 
 
 def _cuts(spec: Any) -> tuple[tuple[str, ...], ...]:

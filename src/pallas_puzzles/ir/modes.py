@@ -2,13 +2,13 @@
 and a shard_map its mesh."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from .capture import holds_call, is_call, named, tracing
+from .meshes import mesh_of
 from .ops import inlined, interpret
 from .program import calls_in
 
@@ -30,11 +30,8 @@ def built_for(fn: Callable[..., Any], mode: Any) -> Callable[..., Any]:
 
 def axes_of(fn: Callable[..., Any], shapes: Sequence[Any]) -> dict[str, int]:
     """The axes of the mesh of several devices that fn itself names in a shard_map, and their sizes; {} without one."""
-    for eqn in named(_program(fn, shapes)[0], "shard_map"):
-        axes = {str(name): int(size) for name, size in dict(eqn.params["mesh"].shape).items()}
-        if math.prod(axes.values()) > 1:
-            return axes
-    return {}
+    meshes = map(mesh_of, named(_program(fn, shapes)[0], "shard_map"))
+    return next((mesh.axes for mesh in meshes if mesh.size > 1), {})
 
 
 def on_mesh(fn: Callable[..., Any], shapes: Sequence[Any], mesh: Any) -> Callable[..., Any]:
@@ -88,16 +85,13 @@ def _apply(eqn: Any, values: list[Any], mode: Any, mesh: Any) -> list[Any]:
 def _rebuilt(value: Any, mode: Any, mesh: Any) -> Any:
     """A parameter of an equation: its programs are traced anew where they hold kernels, or name the old mesh."""
     if isinstance(value, list | tuple):
-        return type(value)(_rebuilt(item, mode, mesh) for item in value) if any(map(_is_program, value)) else value
-    if not _is_program(value) or (mesh is None and not holds_call(value)):
+        any_program = any(hasattr(item, "eqns") for item in value)
+        return type(value)(_rebuilt(item, mode, mesh) for item in value) if any_program else value
+    if not hasattr(value, "eqns") or (mesh is None and not holds_call(value)):
         return value
     avals = tuple(v.aval for v in value.invars)
     avals = avals if mesh is None else _placed(avals)
     return jax.make_jaxpr(lambda *given: _replayed(value, given, mode, mesh))(*avals)
-
-
-def _is_program(value: Any) -> bool:
-    return hasattr(value, "eqns")
 
 
 def _placed(value: Any) -> Any:

@@ -524,26 +524,20 @@ def scan_groups(eqn: Any, values: Sequence[Any]) -> list[list[Any]]:
 def run_scan(eqn: Any, values: Sequence[Any], body: Callable[[list[Any]], list[Any]]) -> list[Any]:
     """A scan equation, one Python iteration at a time."""
     consts, carry, xs = scan_groups(eqn, values)
-    length, stacked = eqn.params["length"], []
-    order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
-    for i in order:
+    turns: list[list[Any]] = [[]] * eqn.params["length"]
+    for i in reversed(range(len(turns))) if eqn.params["reverse"] else range(len(turns)):
         out = body([*consts, *carry, *[np.asarray(x)[i] for x in xs]])
-        carry = out[: len(carry)]
-        stacked.append(out[len(carry) :])
-    if eqn.params["reverse"]:
-        stacked.reverse()
-    if not stacked:
-        ys = [np.zeros(v.aval.shape, np_dtype(v.aval)) for v in eqn.outvars[len(carry) :]]
-    else:
-        ys = [np.stack([np.asarray(y) for y in column]) for column in zip(*stacked, strict=True)]
-    return [*carry, *ys]
+        carry, turns[i] = out[: len(carry)], out[len(carry) :]
+    if not turns:
+        return [*carry, *(np.zeros(v.aval.shape, np_dtype(v.aval)) for v in eqn.outvars[len(carry) :])]
+    return [*carry, *(np.stack([*map(np.asarray, column)]) for column in zip(*turns, strict=True))]
 
 
 def run_while(eqn: Any, values: Sequence[Any], run: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
     """A while equation, one Python iteration at a time."""
     params = eqn.params
-    nc, nb = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts, body_consts, state = list(values[:nc]), list(values[nc : nc + nb]), list(values[nc + nb :])
+    first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    cond_consts, body_consts, state = values[:first], values[first:last], [*values[last:]]
     while bool(np.asarray(run(params["cond_jaxpr"], [*cond_consts, *state])[0])):
         state = run(params["body_jaxpr"], [*body_consts, *state])
     return state

@@ -84,16 +84,14 @@ def others(ask: Ask = smi, wait_s: float = 0.5) -> str:
     told = ask(["--query-compute-apps=pid,process_name", "--format=csv,noheader"])
     found = [line.split(",", 1) for line in told.splitlines() if "," in line]
     names = [name.strip().rpartition("/")[2] for pid, name in found if pid.strip() != str(os.getpid())]
-    mine = len(names) < len(found)
-    if not mine and names:
+    if len(names) == len(found):
         names = names[1:]  # in a container, one of them is this program under another number
-    busy = bool(used) and used[0] > _BUSY_PERCENT
-    if busy:
-        who = f" ({', '.join(sorted(set(names)))})" if names else ""
-        return f"The GPU is busy: it is used {used[0]:.0f}% while we do nothing{who}. Expect slower and unsteady times."
-    if names:
-        return f"Other programs hold memory of the GPU, but do not use it now: {', '.join(sorted(set(names)))}."
-    return ""
+    who = ", ".join(sorted(set(names)))
+    if used and used[0] > _BUSY_PERCENT:
+        beside = f" ({who})" if who else ""
+        busy = f"it is used {used[0]:.0f}% while we do nothing{beside}"
+        return f"The GPU is busy: {busy}. Expect slower and unsteady times."
+    return f"Other programs hold memory of the GPU, but do not use it now: {who}." if who else ""
 
 
 class Clocks:

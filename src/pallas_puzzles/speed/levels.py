@@ -103,13 +103,6 @@ class Comparison(Displayed):
     def text(self) -> str:
         return "\n".join(self._lines())
 
-    def of(self, level: str, chip: str = "v5e") -> Level:
-        """The row of a level on a chip. Raises KeyError, with what there is."""
-        found = [row for row in self.rows if (row.name, row.chip) == (level, chip)]
-        if not found:
-            raise KeyError(f"{level!r} on {chip!r}: there are {sorted({(r.name, r.chip) for r in self.rows})}")
-        return found[0]
-
     def _blocks(self) -> Iterator[tuple[str, list[Level]]]:
         for chip, kind in dict.fromkeys((row.chip, row.kind) for row in self.rows):
             how = "measured here" if kind == MEASURED else "estimated by its compiler"
