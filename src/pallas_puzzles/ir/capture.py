@@ -29,6 +29,7 @@ from .effort import READ, spend
 from .meshes import mesh_of, on_tpus, tpu_mesh
 from .ops import (
     Beyond,
+    cost,
     evaluate,
     holding,
     inlined,
@@ -586,12 +587,13 @@ class Evaluator:
     values): runs a plgpu.kernel, which is none of `calls`.
     """
 
+    every_scan = False  # whether each turn of a scan is run by itself, and not of those alone that hold a kernel
+
     def __init__(self, on_call: OnCall, on_mesh: OnMesh | None = None, on_gpu: Callable[..., list[Any]] | None = None):
         self.on_call, self.on_mesh, self.on_gpu = on_call, on_mesh, on_gpu
         self.calls: list[Call] = []
         self.outside: dict[tuple[str, Any, frozenset[str], bool], Outside] = {}
-        self.made: set[int] = set()  # id() of values that came out of a kernel
-        self.alive: list[Any] = []  # keeps those values, so that an id is never used twice
+        self.made: dict[int, Any] = {}  # what came out of a kernel, by its id(), which is not used twice while it lives
         self.site: SourceLine | None = None
 
     def run(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
@@ -605,19 +607,20 @@ class Evaluator:
         if inner is not None:
             return self._inline(eqn, inner, values)
         if name == "shard_map":
-            if mesh_of(eqn).size == 1:
+            mesh = mesh_of(eqn)
+            if mesh.size == 1:
                 return self.run(params["jaxpr"], values)
             if self.on_mesh is None:
-                raise ForMesh(_around(eqn))
+                raise ForMesh(f"a shard_map over {mesh.size} devices, {mesh.axes}")
             return self.on_mesh(self, eqn, values)
         if name == "cond":
             return self.run(params["branches"][int(np.asarray(values[0]))], values[1:])
-        if name == "scan" and holds_call(params["jaxpr"]):
+        if name == "scan" and (self.every_scan or holds_call(params["jaxpr"])):
             return self.keep(run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs)))
         if name == "while":
             return self.keep(run_while(eqn, values, self.run))
         if any(holds_call(inner) for inner in subprograms(eqn)):
-            raise Beyond(_around(eqn))
+            raise Beyond(f"a kernel inside of {name}")
         if any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars)):
             raise Beyond(f"a Ref outside of a kernel ({name})")
         out = evaluate(eqn, values)
@@ -627,10 +630,8 @@ class Evaluator:
 
     def _inline(self, eqn: Any, inner: Any, values: list[Any]) -> list[Any]:
         """Inside a library's own jit, the line that counts is the one that called it."""
-        file = str(inner.debug_info.func_filename or "")
-        library = not file or not is_readers_file(file)
-        before = self.site
-        if library and before is None:
+        file, before = str(inner.debug_info.func_filename or ""), self.site
+        if before is None and not (file and is_readers_file(file)):
             self.site = line_of(eqn)
         try:
             return self.run(inner, values)
@@ -663,8 +664,7 @@ class Evaluator:
 
     def keep(self, outputs: list[Any]) -> list[Any]:
         """Remembers that these came out of a kernel."""
-        self.alive.extend(outputs)
-        self.made.update(id(y) for y in outputs)
+        self.made.update((id(y), y) for y in outputs)
         return outputs
 
     def _note_work(self, eqn: Any, values: list[Any], outputs: list[Any]) -> None:
@@ -685,8 +685,7 @@ class Evaluator:
             key = (name, line, dtypes, crowded)
             work = self.outside.setdefault(key, Outside(name, shape, line, dtypes, crowded=crowded))
             if name == "dot_general":
-                (summed, _), _ = eqn.params["dimension_numbers"]
-                work.flops += 2 * sizes[0] * math.prod(np.shape(values[0])[d] for d in summed)
+                work.flops += cost(eqn)[0]
 
 
 def _traced(fn: Callable[..., Any], leaves: list[Any]) -> Any:
@@ -716,14 +715,6 @@ def _came_through(error: BaseException, *parts: str) -> bool:
     """Whether an exception came while such code of JAX's was traced."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(file.startswith(_JAX_DIR) and any(part in file for part in parts) for file in files)
-
-
-def _around(eqn: Any) -> str:
-    """What a kernel is inside of that is not followed."""
-    if eqn.primitive.name == "shard_map":
-        mesh = mesh_of(eqn)
-        return f"a shard_map over {mesh.size} devices, {mesh.axes}"
-    return f"a kernel inside of {eqn.primitive.name}"
 
 
 def discharged(program: Any) -> Any:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .capture import Evaluator, is_call, tracing
-from .ops import Beyond, inlined, is_floating, meaning, np_dtype, out_dtype, run_scan, run_while
+from .ops import Beyond, inlined, is_floating, meaning, np_dtype, out_dtype
 
 
 def in_float64(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> list[np.ndarray]:
@@ -83,15 +83,13 @@ def _wide(x: Any) -> Any:
 class _Wide(Evaluator):
     """Floats are float64 wherever they come from, and stay so, whatever the program says of their dtype."""
 
+    every_scan = True
+
     def apply(self, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         values = [_wide(x) for x in values]
-        if is_call(eqn) or inlined(eqn) is not None or name == "cond":
+        if is_call(eqn) or inlined(eqn) is not None or name in ("cond", "scan", "while"):
             return super().apply(eqn, values)
-        if name == "scan":
-            return run_scan(eqn, values, lambda xs: self.run(params["jaxpr"], xs))
-        if name == "while":
-            return run_while(eqn, values, self.run)
         if name == "reduce_precision":
             return values
         if (op := meaning(eqn)) is not None:
