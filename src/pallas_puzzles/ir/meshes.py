@@ -35,6 +35,9 @@ class Mesh:
         """The number of a device; None where there is none with these coordinates."""
         if any(not 0 <= at[name] < size for name, size in self.axes.items()):
             return None
+        return self._number(at)
+
+    def _number(self, at: Coordinates) -> int:
         return int(np.ravel_multi_index([at[name] for name in self.axes], tuple(self.axes.values())))
 
     def name(self, device: int) -> str:
@@ -50,21 +53,15 @@ class Mesh:
             ahead = (end[name] - at[name]) % size
             direction = 1 if ahead <= size - ahead else -1
             for _ in range(min(ahead, size - ahead)):
-                number = self.device(at)
-                assert number is not None, "a way stays on the mesh"
-                links.append((number, name, direction))
+                links.append((self._number(at), name, direction))
                 at[name] = (at[name] + direction) % size
         return links
 
     def group(self, device: int, names: Sequence[str]) -> list[int]:
         """The devices that differ from this one along these axes alone, in the order of their indices there."""
         at = self.coordinates(device)
-        members = []
-        for index in np.ndindex(*[self.axes[name] for name in names]):
-            number = self.device({**at, **dict(zip(names, index, strict=True))})
-            assert number is not None, "a group stays on the mesh"
-            members.append(number)
-        return members
+        indices = np.ndindex(*[self.axes[name] for name in names])
+        return [self._number({**at, **dict(zip(names, index, strict=True))}) for index in indices]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,14 +101,11 @@ def _y(share: float | None, top: float) -> float:
 
 
 def _axes(ticks: dict[float, str], top: float, bound: str) -> Iterator[str]:
-    line = 'stroke="var(--line)" stroke-width=".7"'
-    for share in (0.0, 0.25, 0.5, 0.75):
-        y = _y(share, top)
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y, colour = _y(share, top), "ink" if share == 1 else "muted"
+        line = 'stroke="var(--ink)" stroke-width="1.6"' if share == 1 else 'stroke="var(--line)" stroke-width=".7"'
         yield f'<path d="M{px(_LEFT)} {px(y)}H{px(_RIGHT)}" {line}/>'
-        yield svg_text(_LEFT - 6, y + 4, f"{share:.0%}", _SMALL, "muted", SANS, END)
-    y = _y(1.0, top)
-    yield f'<path d="M{px(_LEFT)} {px(y)}H{px(_RIGHT)}" stroke="var(--ink)" stroke-width="1.6"/>'
-    yield svg_text(_LEFT - 6, y + 4, "100%", _SMALL, "ink", SANS, END)
+        yield svg_text(_LEFT - 6, y + 4, f"{share:.0%}", _SMALL, colour, SANS, END)
     roof = "speed of light: the bandwidth of HBM" if bound == "HBM" else f"speed of light: the peak for {bound}"
     yield svg_text(_RIGHT, y - 5, roof, _SMALL - 0.5, "muted", SANS, END)
     last = -math.inf
