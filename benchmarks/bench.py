@@ -107,12 +107,8 @@ def once(name: str, folder: Path, works: Iterable[Work], seconds: float) -> Resu
             if (row.work, row.size) == (last.work, last.size):
                 print(f"          {row.who}: {human_time(row.median_s) if row.median_s else row.problem}", flush=True)
 
-    results.conditions["driver"] = conditions.driver()
-    results.note(conditions.others())
-    with conditions.Clocks() as clocks:
+    with conditions.watched(results):
         run.measure(in_time(), results, DeviceMeter(), saved=saved)
-        results.conditions |= clocks.told()
-    results.note(conditions.slowed(results.conditions))
     for kind in ("json", "csv"):
         results.save(folder / f"{name}.{kind}")
     return results

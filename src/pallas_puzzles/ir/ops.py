@@ -232,8 +232,9 @@ def _select(which: np.ndarray, *cases: np.ndarray, **_: Any) -> np.ndarray:
 
 
 def _broadcast_in_dim(x: np.ndarray, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> np.ndarray:
-    new = tuple(d for d in range(len(shape)) if d not in broadcast_dimensions)
-    return np.broadcast_to(np.expand_dims(x, new) if x.ndim else x, shape)
+    sizes = iter(x.shape)
+    expanded = [next(sizes) if d in broadcast_dimensions else 1 for d in range(len(shape))]
+    return np.broadcast_to(x.reshape(expanded) if x.ndim else x, shape)
 
 
 def _reshape(x: np.ndarray, *, new_sizes: Any, dimensions: Any, **_: Any) -> np.ndarray:
@@ -258,7 +259,8 @@ def _dynamic_update_slice(x: np.ndarray, update: np.ndarray, *starts: Any) -> np
 
 
 def _iota(*, dtype: Any, shape: Any, dimension: int, **_: Any) -> np.ndarray:
-    return np.broadcast_to(np.indices(shape, sparse=True)[dimension].astype(dtype), shape)
+    ramp = np.arange(shape[dimension]).astype(dtype)
+    return np.broadcast_to(ramp.reshape([-1 if d == dimension else 1 for d in range(len(shape))]), shape)
 
 
 def _reduction(ufunc: Op) -> Op:

@@ -54,12 +54,8 @@ def measure_or_estimate(
     results = Results()
     here = [work for work in works if is_here(work.accelerator)]
     if here:
-        results.conditions["driver"] = conditions.driver()
-        results.note(conditions.others())
-        with conditions.Clocks() as clocks:
+        with conditions.watched(results):
             measure(here, results, meter, saved=saved)
-            results.conditions |= clocks.told()
-        results.note(conditions.slowed(results.conditions))
     away = [work for work in works if not is_here(work.accelerator)]
     for accelerator in dict.fromkeys(work.accelerator for work in away):
         device = jax.devices()[0]

@@ -9,8 +9,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jaxlib
@@ -94,32 +94,29 @@ def others(ask: Ask = smi, wait_s: float = 0.5) -> str:
     return f"Other programs hold memory of the GPU, but do not use it now: {who}." if who else ""
 
 
-class Clocks:
-    """Watches the clocks of the GPU: `with Clocks() as clocks: ...; clocks.told()`. Does nothing without nvidia-smi."""
-
-    def __enter__(self) -> Self:
-        self._file = tempfile.TemporaryFile("w+")
-        self._process: subprocess.Popen[str] | None = None
-        words = ["nvidia-smi", *_index(), f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits", "-lms"]
-        with contextlib.suppress(OSError):
-            null = subprocess.DEVNULL
-            self._process = subprocess.Popen([*words, "250"], stdout=self._file, stderr=null, text=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-        self._file.close()
-
-    def told(self) -> dict[str, float]:
-        """Medians and extremes of what was seen while the GPU was used, by name; empty where nothing was."""
-        self._file.seek(0)
-        return summary(self._file.read())
+@contextlib.contextmanager
+def watched(results: Any) -> Iterator[None]:
+    """What is measured meanwhile has its driver, its clocks, and notes on who else is at the GPU and how it ran."""
+    results.conditions["driver"] = driver()
+    results.note(others())
+    query = f"--query-gpu={','.join(_FIELDS)}"
+    words = ["nvidia-smi", *_index(), query, "--format=csv,noheader,nounits", "-lms", "250"]
+    with tempfile.TemporaryFile("w+") as file, contextlib.ExitStack() as running:
+        with contextlib.suppress(OSError):  # there is no nvidia-smi
+            process = running.enter_context(subprocess.Popen(words, stdout=file, stderr=subprocess.DEVNULL, text=True))
+            running.callback(process.terminate)
+        yield
+        running.close()
+        file.seek(0)
+        results.conditions |= summary(file.read())
+    results.note(slowed(results.conditions))
 
 
 def summary(lines: str) -> dict[str, float]:
-    """The same from the lines of nvidia-smi. MHz, degrees Celsius, watts."""
+    """Medians and extremes of what nvidia-smi saw while the GPU was used, by name; empty where nothing was.
+
+    In MHz, degrees Celsius, watts.
+    """
     seen = [values for line in lines.splitlines() if len(values := _numbers(line)) == len(_FIELDS)]
     used = [values for values in seen if values[4] > 50]
     if not used:
