@@ -454,7 +454,7 @@ def test_no_compiler_is_a_sentence(monkeypatch) -> None:
 
 def test_kernels_for_a_chip_that_is_not_here_are_not_run(monkeypatch) -> None:
     monkeypatch.setattr("pallas_puzzles.speed.choose.estimate", lambda works, results, saved: results)
-    results = measure_or_estimate([dataclasses.replace(sines((8, 128)), accelerator="tpu")], meter=FakeMeter())
+    results = measure_or_estimate([dataclasses.replace(sines((8, 128)), accelerator="tpu")])
     assert results.rows == []
     assert "the kernels are for a TPU, and there is none here" in results.notes[0]
 

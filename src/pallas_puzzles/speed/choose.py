@@ -1,5 +1,6 @@
 """What `bench` does on this machine: measures where a function's chip is here, asks the compilers where it is not."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from ..targets.gpu_here import gpu_here
 from ..view.report import name_of
 from . import conditions
 from .estimate import estimate, shapes
-from .meter import DeviceMeter
 from .results import Results, Saved
 from .run import measure, sentence
 from .work import Size, Work
@@ -41,21 +41,20 @@ def bench(
         words = f"{listed(unwritten)} {'is' if len(unwritten) == 1 else 'are'} still to be written."
         return Results(notes=[f"Nothing to measure yet: {words}"])
     name = name_of(fn)
-    problem, accelerator = _accelerator(fn, args, blocks)
-    if problem:
-        return Results(notes=[f"{name} cannot be traced: {problem}"])
+    try:
+        accelerator = kernels_for(functools.partial(fn, **blocks), args)
+    except Exception as error:
+        return Results(notes=[f"{name} cannot be traced: {sentence(error)}"])
     return measure_or_estimate([Work(name, fn, [Size(args, blocks)], dict(peers or {}), accelerator=accelerator)])
 
 
-def measure_or_estimate(
-    works: Sequence[Work], saved: Saved = lambda results: None, meter: DeviceMeter | None = None
-) -> Results:
+def measure_or_estimate(works: Sequence[Work], saved: Saved = lambda results: None) -> Results:
     """Both, each for the works that it is for. saved: called after each size, with all there is so far."""
     results = Results()
     here = [work for work in works if is_here(work.accelerator)]
     if here:
         with conditions.watched(results):
-            measure(here, results, meter, saved=saved)
+            measure(here, results, saved=saved)
     away = [work for work in works if not is_here(work.accelerator)]
     for accelerator in dict.fromkeys(work.accelerator for work in away):
         device = jax.devices()[0]
@@ -79,15 +78,6 @@ def is_here(accelerator: str) -> bool:
 
 
 def kernels_for(fn: Callable[..., Any], args: Sequence[Any]) -> str:
-    """What fn's kernels are for: "tpu", "gpu", or "" where it has none, or cannot be traced."""
-    return _accelerator(fn, tuple(args), {})[1]
-
-
-def _accelerator(fn: Callable[..., Any], args: tuple[Any, ...], blocks: Mapping[str, Any]) -> tuple[str, str]:
-    """("" or why nobody can tell, what fn's kernels are for)."""
-    try:
-        program = jax.make_jaxpr(lambda *a: fn(*a, **blocks))(*shapes(args))
-    except Exception as error:
-        return sentence(error), ""
-    kernels = [*calls_in(program.jaxpr)]
-    return "", "" if not kernels else "tpu" if any(map(is_pallas_call, kernels)) else "gpu"
+    """What fn's kernels are for: "tpu", "gpu", or "" where it has none. Raises whatever tracing fn raises."""
+    kernels = [*calls_in(jax.make_jaxpr(lambda *a: fn(*a))(*shapes(tuple(args))).jaxpr)]
+    return "" if not kernels else "tpu" if any(map(is_pallas_call, kernels)) else "gpu"

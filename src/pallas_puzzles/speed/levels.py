@@ -1,5 +1,6 @@
 """One computation at several levels, side by side: what each level moves, holds and runs, and how long it takes."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -311,7 +312,11 @@ def _measure(found: Comparison, levels: Mapping[str, Callable[..., Any]], args: 
     """Adds a measured row for every level that runs compiled on this machine's accelerator."""
     if jax.default_backend() == "cpu":
         return
-    here = {name: fn for name, fn in levels.items() if is_here(kernels_for(fn, args))}
+    here = dict(levels)
+    for name, fn in levels.items():
+        with contextlib.suppress(Exception):  # one that cannot be traced gets a row that says so
+            if not is_here(kernels_for(fn, args)):
+                del here[name]
     if not here:
         return
     (own, fn), *others = sorted(here.items(), key=lambda pair: isinstance(pair[1], OpByOp))
