@@ -72,20 +72,17 @@ class _Walk:
             self.run(body, self.fresh(len(body.invars)), dict(before))
         if eqn.effects or bodies:
             return self.fresh(len(eqn.outvars))
-        key = (eqn.primitive.name, repr(sorted(eqn.params.items(), key=lambda item: item[0])), *given)
+        name = eqn.primitive.name
+        key = (name, repr(sorted(eqn.params.items(), key=lambda item: item[0])), *given)
         known = before.get(key)
-        (self.kept if known is None and not self._is_free(eqn, given) else self.gone).add(id(eqn))
+        constant = bool(given) and all(n in self._constant for n in given)
+        others = given if name == "mul" else given[1:]
+        by_one = name in _ALONE and any(self._constant.get(n) == 1 for n in others)
+        free = known is not None or by_one or (constant and name in ELEMENTWISE)
+        (self.gone if free else self.kept).add(id(eqn))
         if known is None:
             known = before[key] = self.fresh(len(eqn.outvars))
-            if all(n in self._constant for n in given) and given and eqn.primitive.name in {*ELEMENTWISE, *_SPREAD}:
-                spread = eqn.primitive.name in _SPREAD or eqn.primitive.name == "convert_element_type"
+            if constant and (name in ELEMENTWISE or name in _SPREAD):
+                spread = name in _SPREAD or name == "convert_element_type"
                 self._constant[known[0]] = self._constant[given[0]] if spread else None
         return known
-
-    def _is_free(self, eqn: Any, given: list[Number]) -> bool:
-        name = eqn.primitive.name
-        if name in ELEMENTWISE and given and all(n in self._constant for n in given):
-            return True
-        others = given if name == "mul" else given[1:]
-        constants = [self._constant[n] for n in others if self._constant.get(n) is not None]
-        return name in _ALONE and any(c == 1 for c in constants)
