@@ -10,8 +10,6 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import json
-import math
 import os
 import pickle
 import re
@@ -27,6 +25,7 @@ import pytest
 from pallas_puzzles.ir.gpu import as_on_gpu
 from pallas_puzzles.targets import gpu_simulator, simulate, warm
 from pallas_puzzles.targets.tpu import compiler
+from pallas_puzzles.targets.warm import CompilerDied
 
 FOLDER = Path(__file__).parents[1] / "build" / "tpu-cache"
 SIMULATED = FOLDER.with_name("simulator-cache")
@@ -34,46 +33,34 @@ CHILD = Path(warm.__file__).with_name("child.py").read_bytes()
 ITS_PACKAGES = ("libtpu", "jax", "jaxlib")
 LAST_WORDS = re.compile(r"ended (by signal|with exit code) \d+: ")  # libtpu's, before it aborts
 
-Answer = tuple[dict[str, Any], dict[str, str]]
 
-
-def _place(flags: str, blob: bytes, chip: Any, axes: Any, options: Any, more: dict[str, Any]) -> Path:
+def _place(environment: dict[str, str], blob: bytes, request: dict[str, Any]) -> Path:
     versions = [importlib.metadata.version(name) for name in ITS_PACKAGES]
-    asked = (
-        versions,
-        flags,
-        chip.topology_for(math.prod((axes or {}).values())),
-        list((axes or {}).items()),
-        sorted((options or {}).items()),
-        *more.items(),
-    )
-    return FOLDER / hashlib.sha256(b"\0".join([ascii(asked).encode(), CHILD, blob])).hexdigest()
+    asked = ascii((versions, environment, sorted(request.items())))
+    return FOLDER / hashlib.sha256(b"\0".join([asked.encode(), CHILD, blob])).hexdigest()
 
 
-def keeping(ask: Callable[..., Answer]) -> Callable[..., Answer]:
-    """The method `ask` of a compiler's process, which looks whether it has been asked the same before."""
+def keeping(process: Any) -> Callable[..., dict[str, Any]]:
+    """The method `compiled` of a compiler's process, which looks whether it has been asked the same before."""
+    ask = process.compiled
 
-    def asked(self: Any, blob: bytes, chip: Any, axes: Any, options: Any, timeout_s: float, **more: Any) -> Answer:
-        place = _place(self._flags, blob, chip, axes, options, more)
-        with contextlib.suppress(OSError, zlib.error, ValueError):
-            kept = json.loads(zlib.decompress(place.read_bytes()))
-            if kept["raises"]:
-                raise getattr(compiler, kept["raises"])(kept["answer"])
-            return kept["answer"], kept["files"]
-        try:
-            answer, files = ask(self, blob, chip, axes, options, timeout_s, **more)
-        except (compiler.CompilerError, compiler.CompilerDied) as error:
-            if isinstance(error, compiler.CompilerError) or LAST_WORDS.search(str(error)):
-                _keep(place, {"raises": type(error).__name__, "answer": str(error)})
-            raise
-        _keep(place, {"raises": "", "answer": answer, "files": files})
-        return answer, files
+    def asked(timeout_s: float, *, blob: bytes, **request: Any) -> dict[str, Any]:
+        place, answer = _place(process._environment, blob, request), None
+        with contextlib.suppress(OSError, EOFError, zlib.error, pickle.UnpicklingError):
+            answer = pickle.loads(zlib.decompress(place.read_bytes()))
+        if answer is None:
+            try:
+                answer = ask(timeout_s, blob=blob, **request)
+            except CompilerDied as error:
+                if not LAST_WORDS.search(str(error)):
+                    raise
+                answer = error
+            _write(place, zlib.compress(pickle.dumps(answer), 1))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     return asked
-
-
-def _keep(place: Path, told: dict[str, Any]) -> None:
-    _write(place, zlib.compress(json.dumps(told).encode(), 1))
 
 
 def _write(place: Path, data: bytes) -> None:
@@ -158,5 +145,6 @@ def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is made of the compiler's answers, not of its process."""
-    monkeypatch.setattr(compiler._Child, "ask", keeping(compiler._Child.ask))
+    for process in (compiler._COMPILER, compiler._SIMULATOR):
+        monkeypatch.setattr(process, "compiled", keeping(process))
     monkeypatch.setattr(compiler, "warm", lambda **_: None)  # it starts when it is needed

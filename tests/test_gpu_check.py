@@ -367,9 +367,9 @@ def test_show_says_what_is_still_to_be_written() -> None:
 
 @pytest.fixture
 def no_child() -> Iterator[None]:
-    gpu_simulator._SIMULATOR.end()
+    gpu_simulator._SIMULATOR.stop()
     yield
-    gpu_simulator._SIMULATOR.end()
+    gpu_simulator._SIMULATOR.stop()
 
 
 def test_a_kernel_that_never_ends_is_stopped(no_child: None) -> None:

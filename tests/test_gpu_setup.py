@@ -147,13 +147,13 @@ def test_a_notebook_has_the_simulator_ready(notebook: bool, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     if not notebook:
         monkeypatch.delitem(sys.modules, "ipykernel")
-    gpu_simulator._SIMULATOR.end()
+    gpu_simulator._SIMULATOR.stop()
     gpu_here._warm()
-    process = gpu_simulator._SIMULATOR.process
+    process = gpu_simulator._SIMULATOR._process
     assert (process is not None and process.poll() is None) == notebook
     x = normal(128, 64)
     np.testing.assert_allclose(gpu_simulator.simulate(plus_one, x), plus_one_spec(x), rtol=1e-5)
-    assert not notebook or gpu_simulator._SIMULATOR.process is process
+    assert not notebook or gpu_simulator._SIMULATOR._process is process
 
 
 def test_another_word_is_refused() -> None:
@@ -254,4 +254,4 @@ def test_compiled_without_a_gpu_is_impossible() -> None:
         with pytest.raises(SimulatorUnable, match="no GPU"):
             gpu_simulator.run_compiled(plus_one, normal(128, 64))
     finally:
-        gpu_simulator._GPU.end()
+        gpu_simulator._GPU.stop()

@@ -10,7 +10,6 @@ import pytest
 import kept
 from pallas_puzzles.targets import simulate
 from pallas_puzzles.targets.tpu import compiler
-from pallas_puzzles.targets.tpu.chips import CHIPS
 from pallas_puzzles.targets.tpu.lowering import refusal
 from tpu_kernels import needs_compiler
 
@@ -18,16 +17,14 @@ from tpu_kernels import needs_compiler
 class Process:
     """Answers with the number of the question."""
 
-    _flags = "--some"
-
     def __init__(self, error=None):
-        self.asked, self.error = 0, error
+        self.asked, self.error, self._environment = 0, error, {"FLAGS": "--some"}
 
-    def ask(self, blob, chip, axes, options, timeout_s):
+    def compiled(self, timeout_s, **request):
         self.asked += 1
-        if self.error:
+        if isinstance(self.error, Exception):
             raise self.error
-        return {"number": self.asked}, {"a dump": "text"}
+        return {"error": self.error} if self.error else {"number": self.asked}
 
 
 @pytest.fixture(autouse=True)
@@ -38,17 +35,17 @@ def folder(tmp_path, monkeypatch):
 
 
 def ask(process, blob=b"program", chip="v5e", axes=None, options=None):
-    return kept.keeping(Process.ask)(process, blob, CHIPS[chip], axes, options, 1.0)
+    return kept.keeping(process)(1.0, blob=blob, chip=chip, axes=axes, options=options)
 
 
 @needs_compiler  # its version is a part of every question
 def test_the_same_question_is_asked_once():
     process = Process()
-    assert ask(process) == ask(process) == ({"number": 1}, {"a dump": "text"})
+    assert ask(process) == ask(process) == {"number": 1}
     others = [{"blob": b"another"}, {"chip": "v6e"}, {"axes": {"x": 2}}, {"options": {"a": "b"}}]
-    assert [ask(process, **each)[0]["number"] for each in others] == [2, 3, 4, 5]
-    process._flags = "--other"
-    assert ask(process)[0]["number"] == 6
+    assert [ask(process, **each)["number"] for each in others] == [2, 3, 4, 5]
+    process._environment = {"FLAGS": "--other"}
+    assert ask(process)["number"] == 6
 
 
 @needs_compiler  # its version is a part of every question
@@ -56,7 +53,7 @@ def test_another_version_is_another_compiler(monkeypatch):
     process = Process()
     ask(process)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "7")
-    assert ask(process)[0]["number"] == 2
+    assert ask(process)["number"] == 2
 
 
 @needs_compiler  # its version is a part of every question
@@ -65,23 +62,29 @@ def test_a_damaged_answer_is_asked_for_again(folder):
     ask(process)
     (only,) = folder.iterdir()
     only.write_bytes(only.read_bytes()[:10])
-    assert ask(process)[0]["number"] == 2
+    assert ask(process)["number"] == 2
+
+
+@needs_compiler  # its version is a part of every question
+def test_a_refusal_is_kept():
+    process = Process("not like this")
+    assert ask(process) == ask(process) == {"error": "not like this"}
+    assert process.asked == 1
 
 
 @pytest.mark.parametrize(
-    ("error", "questions"),
+    ("words", "questions"),
     [
-        (compiler.CompilerError("not like this"), 1),
-        (compiler.CompilerDied("the TPU compiler was ended by signal 6: Check failed: true"), 1),
-        (compiler.CompilerDied("the TPU compiler was ended by signal 9"), 2),
-        (compiler.CompilerDied("the TPU compiler did not finish within 1 s"), 2),
+        ("the TPU compiler was ended by signal 6: Check failed: true", 1),
+        ("the TPU compiler was ended by signal 9", 2),
+        ("the TPU compiler did not finish within 1 s", 2),
     ],
 )
 @needs_compiler  # its version is a part of every question
-def test_a_refusal_is_kept_and_an_accident_is_not(error, questions):
-    process = Process(error)
+def test_last_words_are_kept_and_an_accident_is_not(words, questions):
+    process = Process(compiler.CompilerDied(words))
     for _ in range(2):
-        with pytest.raises(type(error), match=str(error)):
+        with pytest.raises(compiler.CompilerDied, match=words):
             ask(process)
     assert process.asked == questions
 

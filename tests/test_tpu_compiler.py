@@ -101,10 +101,10 @@ def test_a_compiler_that_hangs_is_stopped_in_time_and_the_next_report_works(pid)
 @needs_compiler
 def test_an_abort_is_told_in_the_compilers_own_words(tmp_path):
     """A flag that libtpu does not know makes it abort when it is loaded."""
-    child = compiler._Child("--xla_there_is_no_such_flag=1 --unused={folder}")
+    child = compiler._with_libtpu("--xla_there_is_no_such_flag=1 --unused={folder}")
     try:
         with pytest.raises(compiler.CompilerDied, match=r"the TPU compiler (was ended by signal|ended with exit code)"):
-            child.ask(program(), V5E, None, None, 60)
+            compiler._answer(child, program(), V5E)
     finally:
         child.stop()
 
@@ -227,7 +227,7 @@ def test_a_forked_process_starts_its_own(pid):
     if not child:
         try:
             answer = b"ok" if compiles(program()) and compiler._COMPILER._process.pid != pid else b"not"
-            compiler.stop()
+            compiler._COMPILER.stop()
         except BaseException as error:
             answer = repr(error).encode()
         os.write(write, answer)

@@ -1,35 +1,26 @@
-"""A process in which JAX's GPU simulator runs, or a GPU: requests on stdin, answers on stdout, pickled.
-
-A request: (paths to import from, a function with its arrays and keywords, whether it runs compiled, on a GPU). An
-answer: its outputs, or a SimulatorError.
-"""
+"""A process in which JAX's GPU simulator runs, or a GPU: functions in, their outputs out."""
 
 import contextlib
 import functools
-import os
 import pickle
 import sys
 import traceback
 from typing import Any
 
+from .child import serve
+
 _STORE = "it has no stores into accumulators, such as acc[...] = ..."
 
 
 def main() -> None:
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the kernel prints is no answer
     import jax  # noqa: F401 - the slow part of the first request, done before it comes
     from jax.experimental.pallas import mosaic_gpu  # noqa: F401
 
-    answer: Any = "ready"
-    with contextlib.suppress(EOFError):  # whoever asked has ended
-        while True:
-            answers.write(pickle.dumps(answer))
-            answers.flush()
-            answer = _simulated(*pickle.load(requests))
+    serve(_simulated)
 
 
 def _simulated(paths: list[str], packed: bytes, compiled: bool) -> Any:
+    """The outputs of a function, or a SimulatorError. packed: it, its arrays and keywords; compiled: on a GPU."""
     import jax
     import numpy as np
     from jax.experimental.pallas import mosaic_gpu as plgpu

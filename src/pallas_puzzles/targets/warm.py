@@ -1,24 +1,30 @@
-"""A compiler in a child process that stays warm: a program in, its answer and its dumps out.
+"""A child process that stays warm: a request in, its answer out. A compiler in one: a program in, its answer out.
 
 A compiler may abort the process that it lives in, talks on stderr, and takes its flags from the environment once, when
 it is loaded. So it never lives in the reader's process.
 """
 
+import atexit
 import contextlib
-import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 120.0  # a process that imports JAX takes a second, or many on a busy machine
 _SCRIPT = Path(__file__).with_name("child.py")
+
+
+class ProcessDied(Exception):
+    """A process ended, or did not start, which the text says. The next request starts a new one."""
 
 
 class CompilerError(Exception):
@@ -29,153 +35,139 @@ class CompilerDied(Exception):
     """The compiler's process aborted, was killed, or did not come back in time. The next request starts a new one."""
 
 
-@contextlib.contextmanager
-def killed_after(process: "subprocess.Popen[Any]", timeout_s: float) -> Iterator[None]:
-    """Kills the process if the block, which waits for an answer of it, takes longer; then raises TimeoutError."""
-    late = threading.Event()
-
-    def kill() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(timeout_s, kill)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if late.is_set():
-            raise TimeoutError
-
-
 class Warm:
-    """One warm process. It runs child.py, which answers each line of JSON with another one, on a pipe of its own.
+    """One warm process, which `serve` of child.py runs in. Subclasses know how one is started."""
 
-    name: which compiler it holds, "TPU" or "GPU". fatal: a regular expression for what the compiler logs before it
-    aborts. environment: what the process finds there beside ours, with {folder} for its own folder. links: name ->
-    what it finds under that name in its folder.
-    """
-
-    def __init__(
-        self, name: str, fatal: str, environment: Mapping[str, str], links: Mapping[str, Path] | None = None
-    ) -> None:
-        self._name, self._fatal, self._environment, self._links = name, fatal, environment, links or {}
-        self._lock = threading.Lock()  # one request at a time: a dump belongs to whoever asked last
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # one request at a time
+        self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        self._answers: IO[str] | None = None
         self._ready = False
-        self._folder = Path()
+        atexit.register(self.stop)
+
+    def _begin(self) -> "subprocess.Popen[bytes]":
+        raise NotImplementedError
 
     def warm(self) -> None:
         """Starts the process and does not wait for it."""
         with self._lock:
             self._start()
 
-    def answer(self, blob: bytes, request: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-        """(the answer, what was dumped: name -> text). Raises CompilerError, or CompilerDied."""
+    def ask(self, timeout_s: float, **request: Any) -> Any:
+        """The answer to a request. Raises TimeoutError, or ProcessDied.
+
+        Whatever interrupts it, Ctrl-C included, leaves no process behind that still works on it.
+        """
         with self._lock:
-            self._start()
-            if not self._ready:
-                with self._alive_or_gone():
-                    self._read(START_LIMIT_S)
-                self._ready = True
-            program = self._folder / "program"
-            program.write_bytes(blob)
-            with self._alive_or_gone():
-                answer = self._exchange({"blob": str(program), **request}, timeout_s)
-                files = {path.name: path.read_text(errors="replace") for path in self._dumps()}
-                self._clear()
-        if "error" in answer:
-            raise CompilerError(answer["error"])
-        return answer, files
-
-    def _dumps(self) -> Iterator[Path]:
-        for path in (self._folder / "dumps").iterdir():
-            if not path.name.partition("-")[2].startswith("<late-"):
-                yield path
-
-    def _clear(self) -> None:
-        shutil.rmtree(self._folder / "dumps", ignore_errors=True)
-        (self._folder / "dumps").mkdir(exist_ok=True)
-
-    @contextlib.contextmanager
-    def _alive_or_gone(self) -> Iterator[None]:
-        """Whatever interrupts a request, Ctrl-C included, leaves no process behind that still works on it."""
-        try:
-            yield
-        except BaseException:
-            self.stop()
-            raise
+            try:
+                self._start()
+                self._get_ready()
+                return self._exchange(request, timeout_s)
+            except BaseException:
+                self.stop()
+                raise
 
     def _start(self) -> None:
-        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
-            return
-        if self._owner == os.getpid():
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self.stop()
-        self._owner = os.getpid()  # after a fork the parent's child is not ours
+            self._owner, self._ready = os.getpid(), False
+            self._process = self._begin()
+
+    def _get_ready(self) -> None:
+        if not self._ready:
+            try:
+                self._read(START_LIMIT_S)
+            except TimeoutError:
+                raise ProcessDied(f"did not start within {START_LIMIT_S:g} s") from None
+            self._ready = True
+
+    def _exchange(self, request: dict[str, Any], timeout_s: float) -> Any:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died while it waited: reading says so
+            pickle.dump(request, self._process.stdin)
+            self._process.stdin.flush()
+        return self._read(timeout_s)
+
+    def _read(self, limit_s: float) -> Any:
+        """What the process says next; it is killed where that takes longer."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        start, timer = time.monotonic(), threading.Timer(limit_s, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            return pickle.load(self._process.stdout)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):  # it has ended
+            if time.monotonic() - start >= limit_s:
+                raise TimeoutError(f"did not finish within {limit_s:g} s") from None
+            raise ProcessDied(self._last_words()) from None
+        finally:
+            timer.cancel()
+
+    def _last_words(self) -> str:
+        """How the process ended."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code = self._process.returncode
+        return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+
+    def stop(self) -> None:
+        """Ends the process, if it is ours: after a fork the parent's child is not."""
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            with contextlib.suppress(OSError), process:
+                process.kill()
+            self._clean()
+
+    def _clean(self) -> None:
+        """Removes what the process leaves behind."""
+
+
+class Compiler(Warm):
+    """A process with a compiler in it, in a folder of its own.
+
+    name: which one, "TPU" or "GPU". fatal: a regular expression for what it logs before it aborts. environment: what it
+    finds there beside ours, with {folder} for its folder. links: name -> what it finds under that name in its folder.
+    """
+
+    def __init__(
+        self, name: str, fatal: str, environment: Mapping[str, str], links: Mapping[str, Path] | None = None
+    ) -> None:
+        super().__init__()
+        self._name, self._fatal, self._environment, self._links = name, fatal, environment, links or {}
+        self._folder = Path()
+
+    def compiled(self, timeout_s: float, **request: Any) -> dict[str, Any]:
+        """What child.py answers to a request. Raises CompilerDied."""
+        try:
+            return self.ask(timeout_s, **request)
+        except (TimeoutError, ProcessDied) as error:
+            raise CompilerDied(f"the {self._name} compiler {error}") from None
+
+    def _begin(self) -> "subprocess.Popen[bytes]":
         self._folder = Path(tempfile.mkdtemp(prefix=f"pallas-puzzles-{self._name.lower()}-"))
-        self._clear()
+        (self._folder / "dumps").mkdir()
         for name, target in self._links.items():
             (self._folder / name).symlink_to(target)
         environment = {name: value.format(folder=self._folder) for name, value in self._environment.items()}
-        read, write = os.pipe()
         with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_SCRIPT), self._name.lower(), str(write)],
+            return subprocess.Popen(
+                [sys.executable, "-P", str(_SCRIPT), self._name.lower()],
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
-                pass_fds=[write],
                 start_new_session=True,  # Ctrl-C is for the reader's process
                 cwd=self._folder,
                 env={**os.environ, **environment},
             )
-        os.close(write)
-        self._answers, self._ready = os.fdopen(read), False
-
-    def _exchange(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died while it waited: reading says so
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        return self._read(timeout_s)
-
-    def _read(self, limit_s: float) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._answers is not None
-        try:
-            with killed_after(self._process, limit_s):
-                line = self._answers.readline()
-        except TimeoutError:
-            raise CompilerDied(f"the {self._name} compiler did not finish within {limit_s:g} s") from None
-        if not line.endswith("\n"):
-            raise CompilerDied(self._last_words())
-        return json.loads(line)
 
     def _last_words(self) -> str:
         """Why the process ended: the fatal line that the compiler logs before it aborts, or the signal."""
-        assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-        log = (self._folder / "log").read_text(errors="replace")
-        fatal = re.search(self._fatal, log, re.MULTILINE)
-        code = self._process.returncode
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        return f"the {self._name} compiler {how}" + (f": {fatal[1]}" if fatal else "")
+        how = super()._last_words()
+        fatal = re.search(self._fatal, (self._folder / "log").read_text(errors="replace"), re.MULTILINE)
+        return f"{how}: {fatal[1]}" if fatal else how
 
-    def stop(self) -> None:
-        """Ends the process, if it is ours, and removes its folder."""
-        process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, self._answers):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+    def _clean(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -4,7 +4,6 @@ The compiler is an optional extra; `missing()` says how to get it. It needs neit
 0.11.2 and 0.12.0.1 with their CUDA 13 plugins, and on ptxas and nvdisasm 13.5.
 """
 
-import atexit
 import dataclasses
 import functools
 import importlib.util
@@ -16,14 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...installation import install_line
-from ..warm import CompilerDied, CompilerError, Warm
-from .chips import CHIPS, Chip
+from ..warm import Compiler, CompilerDied, CompilerError
+from .chips import Chip
 from .sass import Instruction, read
 
 HOW_TO_GET_IT = f"the GPU compiler is not installed: {install_line('gpu-compiler')} (750 MB, Linux x86-64, no GPU)"
 TIME_LIMIT_S = 120.0
 
-PtxasWarning = tuple[str, tuple[str, int] | None]  # what ptxas says, and (file, line)
+Place = tuple[str, int]  # (file, line)
+PtxasWarning = tuple[str, Place | None]  # what ptxas says, and where
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # the child asks the plugin for its compiler, never for a device
@@ -89,29 +89,24 @@ def _cuda() -> Path | None:
 
 
 def compile_program(blob: bytes, chip: Chip, *, timeout_s: float = TIME_LIMIT_S) -> Compiled:
-    """Compiles what jax.export serialised. Raises CompilerError, or CompilerDied."""
-    answer, printed = _child(chip).answer(blob, {"target": chip.target_config()}, timeout_s)
-    kernels = [_kernel(printed[str(number)], chip) for number in range(answer["kernels"])]
-    return Compiled(tuple(kernels), answer["fusions"])
+    """Compiles what jax.export serialised. Raises CompilerError, with "at FILE:LINE" where known, or CompilerDied."""
+    answer = _child(chip).compiled(timeout_s, blob=blob, target=chip.target_config())
+    if "error" in answer:
+        place = _place(re.search(r"line (\d+); error", answer["error"]), answer["printed"])
+        raise CompilerError(answer["error"] + (f"\nat {place[0]}:{place[1]}" if place else ""))
+    return Compiled(tuple(_kernel(printed, chip) for printed in answer["printed"]), answer["fusions"])
 
 
 @functools.cache
-def _child(chip: Chip) -> Warm:
+def _child(chip: Chip) -> Compiler:
     """The process that compiles for one chip."""
     libdevice = {"cuda_sdk_lib": _cuda() or Path("/nonexistent")}  # XLA looks for it there; without it, it aborts
-    return Warm("GPU", r"^(?:F\d+ .*?\] |.*LLVM ERROR: )(.*)$", _ENVIRONMENT, libdevice)
+    return Compiler("GPU", r"^(?:F\d+ .*?\] |.*LLVM ERROR: )(.*)$", _ENVIRONMENT, libdevice)
 
 
 def warm(chip: Chip) -> None:
     """Starts the process in the background: it takes some seconds until it can compile."""
     _child(chip).warm()
-
-
-@atexit.register
-def stop() -> None:
-    """Ends the warm processes; the next request starts new ones."""
-    for each in CHIPS.values():
-        _child(each).stop()
 
 
 # --- from PTX to SASS ------------------------------------------------------------------------------------------------
@@ -143,7 +138,7 @@ def _kernel(printed: str, chip: Chip) -> Kernel:
         spill_store_bytes=int(spilled[1]),
         spill_load_bytes=int(spilled[2]),
         tmem_columns=_tmem_columns(ptx),
-        warnings=tuple(_warnings(log, ptx)),
+        warnings=tuple(dict.fromkeys(_warnings(log, ptx))),
         instructions=tuple(read(sass)),
     )
 
@@ -179,21 +174,19 @@ def _run(tool: Path, *words: str) -> str:
 
 def _warnings(log: str, ptx: str) -> Iterator[PtxasWarning]:
     """(a warning of ptxas, where in the source the instruction comes from that it is about)."""
-    lines = ptx.splitlines()
-    files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx))
-    seen = set()
     for line in log.splitlines():
         if not re.search(r"\bwarning\b|Potential Performance Loss", line):
             continue
-        at = re.search(r"line (\d+)", line)
         words = re.sub(
             r"^ptxas.*?(?:warning|info)\s*:\s*|\s+in line \d+.*$|\s+in (?:the )?function .*$", "", line
         ).strip()
-        where = None
-        for each in reversed(lines[: int(at[1])] if at else []):
-            if location := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", each):
-                where = (files.get(location[1], ""), int(location[2]))
-                break
-        if (words, where) not in seen:
-            seen.add((words, where))
-            yield words, where
+        yield words, _place(re.search(r"line (\d+)", line), ptx)
+
+
+def _place(at: re.Match[str] | None, ptx: str) -> Place | None:
+    """Where in the source a line of PTX comes from that ptxas names."""
+    files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx))
+    for line in reversed(ptx.splitlines()[: int(at[1])] if at else []):
+        if found := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
+            return files.get(found[1], ""), int(found[2])
+    return None

@@ -4,7 +4,6 @@ libtpu is an optional extra; `missing()` says how to get it. The flags below are
 0.0.51.
 """
 
-import atexit
 import dataclasses
 import importlib.util
 import math
@@ -13,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...installation import install_line
-from ..warm import CompilerDied, CompilerError, Warm
+from ..warm import Compiler, CompilerDied, CompilerError
 from .chips import Chip
 
 __all__ = [
     "CompilerDied", "CompilerError", "compile_program", "compile_text", "missing", "nothing_in_vmem", "simulate_cycles",
-    "stop", "warm",
+    "warm",
 ]  # fmt: skip
 
 HOW_TO_GET_IT = f"the TPU compiler is not installed: {install_line('tpu-compiler')} (600 MB, Linux x86-64)"
@@ -84,55 +83,53 @@ def compile_program(
     timeout_s: float = TIME_LIMIT_S,
 ) -> Compiled:
     """Compiles what jax.export serialised. Raises CompilerError, or CompilerDied."""
-    answer, files = _COMPILER.ask(blob, chip, axes, options, timeout_s)
-    kernels = tuple(Kernel(k["name"], tuple(k["results"]), tuple(k["operands"])) for k in answer["kernels"])
-    return Compiled(kernels, answer["copies"], files)
+    answer = _answer(_COMPILER, blob, chip, axes, options, timeout_s)
+    return Compiled(tuple(Kernel(*each) for each in answer["kernels"]), answer["copies"], answer["files"])
 
 
 def compile_text(blob: bytes, chip: Chip) -> tuple[str, int | None]:
     """(the compiled program as XLA writes it, bytes of its temporaries). Raises CompilerError, or CompilerDied."""
-    answer, _ = _COMPILER.ask(blob, chip, None, None, TIME_LIMIT_S, whole=True)
+    answer = _answer(_COMPILER, blob, chip, whole=True)
     return answer["text"], answer["temporary_bytes"]
 
 
 def simulate_cycles(blob: bytes, chip: Chip, options: Mapping[str, str]) -> dict[str, int]:
     """Kernel name -> cycles, by libtpu's simulator of the compiled program. Raises CompilerError, or CompilerDied."""
-    _, files = _SIMULATOR.ask(blob, chip, None, options, _SIMULATOR_S)
     cycles = {}
-    for name, text in files.items():
+    for name, text in _answer(_SIMULATOR, blob, chip, None, options, _SIMULATOR_S)["files"].items():
         found = re.search(r"estimated_cycles: (\d+)", text)
         if found and name.endswith("static_llo_profile.textproto"):
             cycles[name.partition(f"_{chip.kind}")[0]] = int(found[1])
     return cycles
 
 
-class _Child(Warm):
-    """One warm process with libtpu in it. `flags` may name its folder as {folder}."""
+def _answer(
+    process: Compiler,
+    blob: bytes,
+    chip: Chip,
+    axes: Mapping[str, int] | None = None,
+    options: Mapping[str, str] | None = None,
+    timeout_s: float = TIME_LIMIT_S,
+    **more: Any,
+) -> dict[str, Any]:
+    """What child.py answers of a program. Raises CompilerError, or CompilerDied."""
+    axes = dict(axes or {"x": 1})
+    topology = chip.topology_for(math.prod(axes.values()))
+    options = dict(options or {})
+    answer = process.compiled(timeout_s, blob=blob, topology=topology, axes=axes, options=options, **more)
+    if "error" in answer:
+        raise CompilerError(answer["error"])
+    return answer
 
-    def __init__(self, flags: str) -> None:
-        super().__init__("TPU", r"^F\d+ .*?\] (.*)$", {**_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags})
-        self._flags = flags
 
-    def ask(
-        self,
-        blob: bytes,
-        chip: Chip,
-        axes: Mapping[str, int] | None,
-        options: Mapping[str, str] | None,
-        timeout_s: float,
-        **more: Any,
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        axes = axes or {"x": 1}
-        mesh = list(axes), list(axes.values())
-        topology = chip.topology_for(math.prod(axes.values()))
-        return self.answer(
-            blob, {"topology": topology, "mesh": mesh, "options": dict(options or {}), **more}, timeout_s
-        )
+def _with_libtpu(flags: str) -> Compiler:
+    """A process with libtpu in it. `flags` may name its folder as {folder}."""
+    return Compiler("TPU", r"^F\d+ .*?\] (.*)$", {**_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags})
 
 
 _SIMULATOR_S = 30.0  # a program may take
-_COMPILER = _Child("--xla_jf_dump_to={folder}/dumps --xla_jf_dump_llo_pass_label_regex=^final_")
-_SIMULATOR = _Child("--xla_jf_dump_static_llo_profile_to={folder}/dumps")
+_COMPILER = _with_libtpu("--xla_jf_dump_to={folder}/dumps --xla_jf_dump_llo_pass_label_regex=^final_")
+_SIMULATOR = _with_libtpu("--xla_jf_dump_static_llo_profile_to={folder}/dumps")
 
 
 def warm(*, simulator: bool = True) -> None:
@@ -140,10 +137,3 @@ def warm(*, simulator: bool = True) -> None:
     _COMPILER.warm()
     if simulator:
         _SIMULATOR.warm()
-
-
-@atexit.register
-def stop() -> None:
-    """Ends the warm processes; the next request starts new ones."""
-    _COMPILER.stop()
-    _SIMULATOR.stop()
