@@ -16,7 +16,7 @@ from ...ir.program import equations
 from ...lens.machine import listed
 from ...text import cut, human_bytes
 from .chips import Chip
-from .lowering import Refusal, line_of_primitive
+from .lowering import Refusal, line_of_primitive, numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +143,7 @@ def _call(text: str, calls: Sequence[Call]) -> Call | None:
 
 def _shapes_in(hlo: str) -> list[tuple[int, ...]]:
     """'(f32[8,128]{1,0:T(8,128)}, s32[])' -> [(8, 128), ()]."""
-    return [_numbers(sizes) for sizes in re.findall(r"\w\[([\d,]*)\]", hlo)]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", text))
+    return [numbers(sizes) for sizes in re.findall(r"\w\[([\d,]*)\]", hlo)]
 
 
 def _reader_line(place: str) -> tuple[SourceLine | None, str]:
@@ -175,14 +171,14 @@ def _message(text: str) -> str:
 
 def _readable(match: re.Match[str]) -> str:
     """'vector<8x128xbf16>' -> '(8, 128) bfloat16'."""
-    shape = f"{_tuple(_numbers(match[1]))} " if match[1] else ""
+    shape = f"{numbers(match[1])} " if match[1] else ""
     return shape + _jax_type(match[2])
 
 
 def _shaped(kind: str, mlir: str) -> list[tuple[tuple[int, ...], str]]:
     """'vector<8x128xbf16>' -> ((8, 128), 'bfloat16'), each one in the text. kind: 'vector' or 'memref'."""
     found = re.findall(rf"{kind}<((?:\d+x)*)(\w+)", mlir)
-    return [(_numbers(sizes), _jax_type(name)) for sizes, name in found]
+    return [(numbers(sizes), _jax_type(name)) for sizes, name in found]
 
 
 def _jax_type(mlir: str) -> str:
@@ -190,10 +186,6 @@ def _jax_type(mlir: str) -> str:
         return f"float{small[1]}_{small[2].lower()}"
     known = {"i1": "bool", "bf16": "bfloat16"}
     return known.get(mlir) or re.sub(r"^i(?=\d)", "int", re.sub(r"^f(?=\d)", "float", mlir))
-
-
-def _tuple(sizes: Sequence[int]) -> str:
-    return str(tuple(sizes))
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -332,14 +324,14 @@ def _unaligned_copy(match: re.Match[str], failure: _Failure) -> str:
         said += f"this one has to start at a multiple of {tile} along dimension {axis}: say so where the start is "
         said += f"computed, pl.multiple_of(start, {tile}), or copy the tiles around it"
     if rows:
-        own = _tuple((shapes[0][0], 1, shapes[0][1]))
+        own = shapes[0][0], 1, shapes[0][1]
         return f"{said}, or give every row a tile of its own, an array of {own}."
     return f"{said}, and cut in VMEM."
 
 
 def _narrow_copy(match: re.Match[str], failure: _Failure) -> str:
     moved = [shape for shape in failure.memrefs if shape and shape[-1] % 128]
-    what = f", and this one moves {_tuple(moved[0])}" if moved else ""
+    what = f", and this one moves {moved[0]}" if moved else ""
     return (
         f"A copy between HBM and VMEM starts and ends at multiples of 128 along the last dimension{what}: copy whole "
         "tiles, and cut in VMEM."
@@ -349,7 +341,7 @@ def _narrow_copy(match: re.Match[str], failure: _Failure) -> str:
 def _strided(match: re.Match[str], failure: _Failure) -> str:
     ref = failure.ref or "A ref"
     steps = re.search(r"strides = array<i32: ([\d, ]+)>", failure.mlir)
-    strides = _numbers(steps[1]) if steps else ()
+    strides = numbers(steps[1]) if steps else ()
     axis = next((i for i, stride in enumerate(strides) if stride > 1), 0)
     step, shape = strides[axis] if strides else 2, (failure.memrefs or [()])[0]
     if failure.primitive == "swap":
@@ -359,7 +351,7 @@ def _strided(match: re.Match[str], failure: _Failure) -> str:
         )
     advice = "load all of it, and split the dimension of the value with reshape"
     if len(shape) == len(strides) and shape[axis] % step == 0:
-        split = _tuple((*shape[:axis], shape[axis] // step, step, *shape[axis + 1 :]))[1:-1]
+        split = ", ".join(map(str, (*shape[:axis], shape[axis] // step, step, *shape[axis + 1 :])))
         advice = f"load all of it and split the dimension, {ref}[...].reshape({split})[{':, ' * (axis + 1)}0]"
     return f"{ref} is read with a step, which takes the rows of a ref that is 128 wide: {advice}."
 
@@ -369,7 +361,7 @@ def _reshape(match: re.Match[str], failure: _Failure) -> str:
     if len(shapes) < 2:
         return "A value cannot be reshaped like this in a TPU kernel: reshape the array outside of the kernel."
     (before, dtype), (after, _) = shapes[0], shapes[-1]
-    said = f"A value of shape {_tuple(before)} and type {dtype} cannot be reshaped to {_tuple(after)} in a TPU kernel"
+    said = f"A value of shape {before} and type {dtype} cannot be reshaped to {after} in a TPU kernel"
     if dtype not in _FULL_WIDTH:
         return f"{said}: cast it to float32 first, or reshape the array outside of the kernel."
     return (

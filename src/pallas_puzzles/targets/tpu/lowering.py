@@ -17,13 +17,12 @@ import jax
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from ...diagnose.errors import explain_error
-from ...ir.capture import CHIP, Beyond, Call, Operand, Scratch, SourceLine, describe, line_of
+from ...diagnose.errors import explain_error, readers_frame
+from ...ir.capture import CHIP, Beyond, Call, Operand, SourceLine, describe, line_of
 from ...ir.meshes import on_tpus, tpu_mesh
 from ...ir.modes import built_for, compiled, is_built_for
 from ...ir.ops import in_avals, out_avals
 from ...ir.program import calls_in, equations, inside
-from ...lens.watchdog import reader_line
 from ...text import cut
 
 _SUBLANES, _LANES = 8, 128
@@ -106,12 +105,10 @@ def _absent_type(kernels: list[Any]) -> Refusal | None:
         sentence = "64-bit types are switched on (jax_enable_x64), and a TPU kernel has none: switch them off."
         return Refusal(sentence, "", line_of(kernels[0]))
     for kernel in kernels:
-        for call in _described([kernel]):
-            refs: list[Operand | Scratch] = [*call.operands, *call.scratch]
-            for ref in refs:
-                if instead := _INSTEAD.get(ref.dtype.name):
-                    sentence = f"{ref.name} is {ref.dtype.name}, which no TPU has: use {instead}."
-                    return Refusal(sentence, "", line_of(kernel))
+        for ref in (ref for call in _described([kernel]) for ref in (*call.operands, *call.scratch)):
+            if instead := _INSTEAD.get(ref.dtype.name):
+                sentence = f"{ref.name} is {ref.dtype.name}, which no TPU has: use {instead}."
+                return Refusal(sentence, "", line_of(kernel))
         for eqn, line in inside([kernel]):
             for dtype in (str(getattr(aval, "dtype", "")) for aval in out_avals(eqn)):
                 if instead := _INSTEAD.get(dtype):
@@ -123,10 +120,8 @@ def _absent_type(kernels: list[Any]) -> Refusal | None:
 def _described(kernels: list[Any]) -> list[Call]:
     found = []
     for eqn in kernels:
-        try:
+        with contextlib.suppress(Beyond):
             found.append(describe(eqn))
-        except Beyond:
-            continue
     return found
 
 
@@ -137,7 +132,7 @@ def _explain(error: Exception, kernels: list[Any]) -> Refusal:
         if match := re.search(pattern, text, re.DOTALL):
             named = match.groupdict().get("primitive")
             line = line_of_primitive(named, inside(kernels)) or _line_at_fault(error, lowered, kernels)
-            sentence = explain if isinstance(explain, str) else explain(match, kernels, line)
+            sentence = explain if isinstance(explain, str) else explain(match, _described(kernels), line)
             return Refusal(sentence, detail, line)
     line = _line_at_fault(error, lowered, kernels)
     if lowered == "dot_general" and _multiplies_vectors(kernels, line):
@@ -151,7 +146,7 @@ def _explain(error: Exception, kernels: list[Any]) -> Refusal:
 
 def _line_at_fault(error: Exception, lowered: str | None, kernels: list[Any]) -> SourceLine | None:
     """The reader's line in the traceback, else of the operation that was lowered, else of the only call."""
-    line = _line(error) or line_of_primitive(lowered, inside(kernels))
+    line = readers_frame(error) or line_of_primitive(lowered, inside(kernels))
     # jnp.searchsorted and the like: on jax 0.12.0.1 one equation, whose program is not to be seen
     line = line or line_of_primitive("call_hi_primitive", inside(kernels))
     return line or (line_of(kernels[0]) if len(kernels) == 1 else None)
@@ -167,15 +162,6 @@ def _detail(error: Exception) -> str:
     text = re.sub(r'error: ".*"\(.*\): ', "", text)  # where in JAX's own program
     text = cut(re.sub(r"\. Block spec for .*", "", text).strip().rstrip("."), 220)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _line(error: BaseException | None) -> SourceLine | None:
-    """The reader's line: in the traceback, or in its cause, where JAX keeps the line of the equation it lowers."""
-    while error is not None:
-        if line := reader_line(error.__traceback__):
-            return line
-        error = error.__cause__
-    return None
 
 
 def _lowered_primitive(error: BaseException) -> str | None:
@@ -213,9 +199,10 @@ _WITHOUT = {
 }
 
 
-def _missing(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
+def _missing(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
     name = match["primitive"]
-    if any(eqn.primitive.name == name for call in _described(kernels) for eqn, _ in _index_map_equations(call)):
+    maps = [o.index_map for call in calls for o in call.operands if o.index_map is not None]
+    if any(eqn.primitive.name == name for index_map in maps for eqn, _ in equations(index_map)):
         return (
             f"`{name}` does not exist in an index map: compute with whole numbers, or give the blocks as a prefetched "
             "operand (pltpu.PrefetchScalarGridSpec), table_ref[i]."
@@ -224,34 +211,26 @@ def _missing(match: re.Match[str], kernels: list[Any], line: SourceLine | None) 
     return f"`{name}` does not exist in a TPU kernel: {instead}."
 
 
-def _index_map_equations(call: Call) -> Iterator[tuple[Any, SourceLine | None]]:
-    for operand in call.operands:
-        if operand.index_map is not None:
-            yield from equations(operand.index_map)
-
-
-def _refused_operand(text: str, kernels: list[Any]) -> tuple[Operand | None, str]:
+def _refused_operand(text: str, calls: list[Call]) -> tuple[Operand | None, str]:
     """The operand that JAX complains about, found by its block and array shape, and what to call it."""
     shapes = re.search(r"Block spec for (\S+) .*?has block shape (\(.*?\)), array shape (\([\d, ]*\)), and", text)
     if shapes is None:
         return None, "an operand"
     block = tuple(int(size) if size else 1 for size in re.findall(r"block_size=(\d+)|Squeezed\(\)|\bNone\b", shapes[2]))
-    array = tuple(int(n) for n in re.findall(r"\d+", shapes[3]))
-    for call in _described(kernels):
-        for operand in call.operands:
-            if operand.block == block and operand.shape == array:
-                return operand, operand.name
-    return None, shapes[1]
+    alike = (o for call in calls for o in call.operands if (o.block, o.shape) == (block, numbers(shapes[3])))
+    operand = next(alike, None)
+    return operand, operand.name if operand else shapes[1]
 
 
-def _tuple(sizes: Any) -> str:
-    sizes = list(sizes)
-    return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
+def numbers(text: str) -> tuple[int, ...]:
+    """'8x128x' or '(8, 128)' -> (8, 128)."""
+    return tuple(int(n) for n in re.findall(r"\d+", text))
 
 
-def _written(operand: Operand) -> str:
-    """A block shape the way the reader wrote it."""
-    return _tuple(None if d.kind == "squeezed" else d.size for d in operand.dims)
+def _blocks(operand: Operand) -> str:
+    """What the reader has written of an operand."""
+    block = tuple(None if d.kind == "squeezed" else d.size for d in operand.dims)
+    return f"{operand.name} has blocks of {block} in an array of {operand.shape}"
 
 
 def _fitting(operand: Operand) -> tuple[int, ...]:
@@ -264,25 +243,24 @@ def _fitting(operand: Operand) -> tuple[int, ...]:
     return tuple(fitted)
 
 
-def _tiled(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    operand, name = _refused_operand(match.string, kernels)
+def _tiled(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
+    operand, name = _refused_operand(match.string, calls)
     rule = "on a TPU the last two dimensions of a block are multiples of 8 and 128, or the whole dimension"
     if operand is None:
         return f"The blocks of {name} do not fit the hardware: {rule}."
-    cut = f"{name} has blocks of {_written(operand)} in an array of {_tuple(operand.shape)}"
     if operand.space == "smem":
         return (
-            f"{cut}, and {rule}, in SMEM too: leave the array whole, pl.BlockSpec(memory_space=pltpu.SMEM), and pick "
-            "its elements with pl.program_id."
+            f"{_blocks(operand)}, and {rule}, in SMEM too: leave the array whole, "
+            "pl.BlockSpec(memory_space=pltpu.SMEM), and pick its elements with pl.program_id."
         )
-    advice = f"{_tuple(_fitting(operand))} would do"
+    advice = f"{_fitting(operand)} would do"
     if any(d.kind == "squeezed" for d in operand.dims[-2:]):
         advice += ", or squeeze (None) only dimensions before the last two"
-    return f"{cut}, and {rule}: {advice}."
+    return f"{_blocks(operand)}, and {rule}: {advice}."
 
 
-def _flat(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    operand, name = _refused_operand(match.string, kernels)
+def _flat(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
+    operand, name = _refused_operand(match.string, calls)
     if operand is None:
         return (
             f"The blocks of {name} do not fit the hardware: a one-dimensional block is the whole array, a multiple of "
@@ -292,20 +270,19 @@ def _flat(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> 
     smallest = _LANES * 32 // (8 * operand.itemsize)
     fitting = max(smallest, 1 << (size - 1).bit_length())
     return (
-        f"{name} has blocks of {_written(operand)} in an array of {_tuple(operand.shape)}, and on a TPU a "
-        f"one-dimensional block of {operand.dtype.name} is the whole array, a multiple of 1024, or a power of two from "
-        f"{smallest} up: {_tuple([min(fitting, length)])} would do, or an array of ({length}, 1) with blocks of "
-        f"({-(-size // _SUBLANES) * _SUBLANES}, 1)."
+        f"{_blocks(operand)}, and on a TPU a one-dimensional block of {operand.dtype.name} is the whole array, a "
+        f"multiple of 1024, or a power of two from {smallest} up: {(min(fitting, length),)} would do, or an array of "
+        f"({length}, 1) with blocks of ({-(-size // _SUBLANES) * _SUBLANES}, 1)."
     )
 
 
-def _without_dimension(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    _, name = _refused_operand(match.string, kernels)
+def _without_dimension(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
+    _, name = _refused_operand(match.string, calls)
     return f"{name} has no dimension, and a TPU wants at least one: give it the shape (1,), in SMEM (memory_space)."
 
 
-def _in_hbm(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    names = [o.name for call in _described(kernels) for o in call.operands if o.in_hbm]
+def _in_hbm(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
+    names = [o.name for call in calls for o in call.operands if o.in_hbm]
     used = [name for name in names if line is not None and re.search(rf"\b{re.escape(name)}\b", line.text)]
     return (
         f"{(used or names or ['This ref'])[0]} stays in HBM, where a kernel can neither load nor store: copy a piece "
@@ -313,22 +290,20 @@ def _in_hbm(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -
     )
 
 
-def _without_elements(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    shape = _tuple(re.findall(r"\d+", match[1]))
-    for call in _described(kernels):
-        for operand in call.operands:
-            if 0 in operand.shape:
-                return (
-                    f"{operand.name} has no elements, its shape is {_tuple(operand.shape)}, and a TPU kernel needs "
-                    "some: leave out the call when a dimension is 0."
-                )
+def _without_elements(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
+    empty = next((o for call in calls for o in call.operands if 0 in o.shape), None)
+    if empty is not None:
+        return (
+            f"{empty.name} has no elements, its shape is {empty.shape}, and a TPU kernel needs some: leave out the "
+            "call when a dimension is 0."
+        )
     return (
-        f"A value of shape {shape} is made here, and a TPU kernel has no values without elements: do this without "
-        "slices that may be empty, in a Python loop or outside the kernel."
+        f"A value of shape {numbers(match[1])} is made here, and a TPU kernel has no values without elements: do this "
+        "without slices that may be empty, in a Python loop or outside the kernel."
     )
 
 
-def _single_number(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
+def _single_number(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
     wide = "float32" if "float" in match[1] else "int32"
     return (
         f"A single {match[1]} is taken out of an array here, and only 32-bit numbers leave a vector: cast the array "
@@ -336,16 +311,15 @@ def _single_number(match: re.Match[str], kernels: list[Any], line: SourceLine | 
     )
 
 
-def _unlike_copy(match: re.Match[str], kernels: list[Any], line: SourceLine | None) -> str:
-    sides = re.findall(r"memref<((?:\d+x)*)(\w+)", match.string)[:2]
-    shapes = [_tuple(re.findall(r"\d+", sizes)) for sizes, _ in sides]
+def _unlike_copy(match: re.Match[str], calls: list[Call], line: SourceLine | None) -> str:
+    shapes = [numbers(sizes) for sizes in re.findall(r"memref<((?:\d+x)*)\w+", match.string)[:2]]
     what = "type" if match[1] == "element type" else "shape"
     differ = f", and these are {shapes[0]} and {shapes[1]}" if what == "shape" and len(shapes) == 2 else ""
     then = ", and cast in VMEM" if what == "type" else ""
     return f"A copy needs the same {what} on both sides{differ}: give the buffer the {what} of the slice{then}."
 
 
-_REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Any], SourceLine | None], str]]] = [
+_REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Call], SourceLine | None], str]]] = [
     (r"divisible by 8 and 128 respectively", _tiled),
     (r"rank 1 block shapes", _flat),
     (r"only blocks of rank >= 1", _without_dimension),
