@@ -15,8 +15,7 @@ _FREE = frozenset(
     "partition-id iota opt-barrier".split()
 )
 _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = ")
-_OPERATION = re.compile(r" ([\w-]+)\((.*)$")
+_INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>\S+) = (?P<shape>.*?) (?P<op>[\w-]+)\((?P<operands>.*)$")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 
@@ -51,47 +50,42 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
+    """An instruction in a computation. body: of a fusion."""
+
     root: bool
     name: str
     shape: str
     op: str
     operands: tuple[str, ...]
+    body: Sequence["_Line"]
     text: str
 
 
 def instructions(text: str) -> list[Instruction]:
     """Every instruction that runs, those in loops included. Raises ValueError for text of another format."""
-    computations = dict(_computations(text))
+    computations = _computations(text)
     if "ENTRY" not in computations:
         raise ValueError("the compiled program has no ENTRY: the compiler's format has changed")
     return list(_walk(computations, "ENTRY", 1.0))
 
 
-def _computations(text: str) -> Iterator[tuple[str, list[_Line]]]:
+def _computations(text: str) -> dict[str, list[_Line]]:
+    """Name -> instructions. What a computation calls stands before it."""
+    found: dict[str, list[_Line]] = {}
     name = ""
-    lines: list[_Line] = []
     for line in text.splitlines():
         if header := _HEADER.match(line):
-            name, lines = "ENTRY" if header[1] else header[2], []
-        elif line.startswith("}") and name:
-            yield name, lines
+            name = "ENTRY" if header[1] else header[2]
+            found[name] = []
+        elif line.startswith("}"):
             name = ""
         elif name and (match := _INSTRUCTION.match(line)):
-            end = _end_of_shape(line, match.end())
-            if operation := _OPERATION.match(line, end):
-                operands = tuple(re.findall(r"%([\w.\-]+)", re.split(r"\)(?:,|$)", operation[2])[0]))
-                shape = line[match.end() : end]
-                lines.append(_Line(bool(match[1]), match[2], shape, operation[1], operands, line))
-
-
-def _end_of_shape(line: str, start: int) -> int:
-    """Where a shape ends that begins at `start`: a tuple is in brackets, and so may its parts be."""
-    depth = 0
-    for i in range(start, len(line)):
-        depth += (line[i] == "(") - (line[i] == ")")
-        if line[i] == " " and not depth:
-            return i
-    return len(line)
+            operands = tuple(re.findall(r"%([\w.\-]+)", re.split(r"\)(?:,|$)", match["operands"])[0]))
+            called = re.search(r"calls=%([\w.\-]+)", line) if match["op"] == "fusion" else None
+            body = found.get(called[1], ()) if called else ()
+            root = match["root"] is not None
+            found[name].append(_Line(root, match["name"], match["shape"], match["op"], operands, body, line))
+    return found
 
 
 def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float) -> Iterator[Instruction]:
@@ -106,9 +100,13 @@ def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float) 
             continue
         cycles = re.search(r'"estimated_cycles":"(\d+)"', line.text)
         target = re.search(r'custom_call_target="([^"]*)"', line.text)
-        hbm_bytes = _traffic(computations, line, shapes)
         yield Instruction(
-            line.op, line.name, hbm_bytes, float(cycles[1]) if cycles else None, times, target[1] if target else ""
+            op=line.op,
+            name=line.name,
+            hbm_bytes=_traffic(line, shapes),
+            cycles=float(cycles[1]) if cycles else None,
+            times=times,
+            target=target[1] if target else "",
         )
 
 
@@ -150,32 +148,27 @@ def _itemsize(kind: str) -> float:
     return _BYTES.get(kind, int(digits[0]) / 8 if digits else 4)
 
 
-def _traffic(computations: Mapping[str, Sequence[_Line]], line: _Line, shapes: Mapping[str, str]) -> float:
+def _traffic(line: _Line, shapes: Mapping[str, str]) -> float:
     if line.op.endswith("-start"):  # an array comes from one memory and goes to another
         arrays = [m[0] for m in _ARRAY.finditer(line.shape)][:2]
         moved = min((_nbytes(each, anywhere=True) for each in arrays), default=0.0)
         return moved * sum(bool(_nbytes(each)) for each in arrays)
-    body = _called(computations, line) if line.op == "fusion" else None
     read = 0.0
     for number, operand in enumerate(line.operands):
         whole = _nbytes(shapes.get(operand, ""))
-        parts, passed_on = _read(computations, body, number) if body and whole else (whole, False)
+        parts, passed_on = _read(line.body, number) if line.body and whole else (whole, False)
         read += whole if passed_on else min(whole, parts)
-    written = _nbytes(line.shape)
-    root = next((each for each in body or () if each.root), None)
-    if root is not None and body is not None and (update := _updated(computations, body, root)) is not None:
-        written = min(written, update)
+    written = min(_nbytes(line.shape), _updated(line.body) if line.body else math.inf)
     if line.op in ("dynamic-slice", "slice", "gather"):
         read = min(read, written)
     return read + written
 
 
-def _called(computations: Mapping[str, Sequence[_Line]], line: _Line) -> Sequence[_Line] | None:
-    found = re.search(r"calls=%([\w.\-]+)", line.text)
-    return computations.get(found[1]) if found else None
+def _root(body: Sequence[_Line]) -> _Line:
+    return next(each for each in body if each.root)
 
 
-def _read(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], number: int) -> tuple[float, bool]:
+def _read(body: Sequence[_Line], number: int) -> tuple[float, bool]:
     """(bytes that a fusion reads of its operand `number`: of one that is only sliced, the slices; is it its result?)"""
     parameter = next((each for each in body if each.op == "parameter" and f"parameter({number})" in each.text), None)
     if parameter is None:
@@ -191,25 +184,22 @@ def _read(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], nu
             total += _nbytes(each.shape, anywhere=True)
         elif each.op == "dynamic-update-slice" and each.operands[0] in names and each.operands[1] not in names:
             continue  # what is not updated stays where it is
-        elif each.op == "fusion" and (inner := _called(computations, each)) is not None:
+        elif each.body:
             for i in (i for i, operand in enumerate(each.operands) if operand in names):
-                parts, passed_on = _read(computations, inner, i)
+                parts, passed_on = _read(each.body, i)
                 total += parts
                 if passed_on:
                     names.add(each.name)
         else:
             return math.inf, False
-    return total, next(each for each in body if each.root).name in names
+    return total, _root(body).name in names
 
 
-def _updated(computations: Mapping[str, Sequence[_Line]], body: Sequence[_Line], root: _Line) -> float | None:
-    """Bytes that are written where a fusion updates a part of its result in place, else None."""
-    made = {each.name: each for each in body}
-    while root.op == "bitcast" and root.operands and root.operands[0] in made:
+def _updated(body: Sequence[_Line]) -> float:
+    """Bytes that are written where a fusion updates a part of its result in place, else infinity."""
+    made, root = {each.name: each for each in body}, _root(body)
+    while root.op == "bitcast" and root.operands[0] in made:
         root = made[root.operands[0]]
-    if root.op == "dynamic-update-slice" and len(root.operands) > 1:
-        update = made.get(root.operands[1])
-        return _nbytes(update.shape, anywhere=True) if update else None
-    if root.op == "fusion" and (inner := _called(computations, root)) is not None:
-        return _updated(computations, inner, next(each for each in inner if each.root))
-    return None
+    if root.op == "dynamic-update-slice" and root.operands[1] in made:
+        return _nbytes(made[root.operands[1]].shape, anywhere=True)
+    return _updated(root.body) if root.body else math.inf
