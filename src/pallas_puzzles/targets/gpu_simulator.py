@@ -6,7 +6,9 @@ starting one takes seconds. A function travels by value, with all that it refers
 """
 
 import contextlib
+import functools
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from .simulate import SimulatorTimeout, SimulatorUnable
+from ..ir.gpu import as_on_gpu
+from ..ir.modes import built_for
+from .child import serve
+from .simulate import SimulatorError, SimulatorTimeout, SimulatorUnable, _one_line, objections
 from .warm import ProcessDied, Warm
 
 
@@ -40,7 +45,7 @@ def start(compiled: bool) -> None:
 
 
 class _Child(Warm):
-    """A process of gpu_simulator_child.py. environment: its own, on top of that of this one; None takes away."""
+    """A process of this module. environment: its own, on top of that of this one; None takes away."""
 
     def __init__(self, environment: "dict[str, str | None]") -> None:
         super().__init__()
@@ -72,7 +77,7 @@ class _Child(Warm):
         return answer
 
     def _begin(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "pallas_puzzles.targets.gpu_simulator_child"]
+        command = [sys.executable, "-m", "pallas_puzzles.targets.gpu_simulator"]
         merged = {**os.environ, "PYTHONPATH": os.pathsep.join(_paths()), **self._environment}
         environment = {name: value for name, value in merged.items() if value is not None}
         pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
@@ -86,3 +91,35 @@ _GPU = _Child({"JAX_PLATFORMS": None, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
 
 def _paths() -> list[str]:
     return [path for path in sys.path if path] + [os.getcwd()]
+
+
+# --- in the process --------------------------------------------------------------------------------------------------
+
+
+def _simulated(paths: list[str], packed: bytes, compiled: bool) -> Any:
+    """The outputs of a function, or a SimulatorError. packed: it, its arrays and keywords; compiled: on a GPU."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    try:
+        sys.path[:] = list(dict.fromkeys([*sys.path, *paths]))
+        fn, args, kwargs = pickle.loads(packed)
+    except Exception as error:
+        words = f"the function cannot be read in another process: {_one_line(error)}"
+        return SimulatorUnable(words, running=False)
+    if compiled and jax.default_backend() != "gpu":
+        return SimulatorUnable("JAX finds no GPU here")
+    mode = False if compiled else plgpu.InterpretGPUParams(uninitialized_memory="nan")
+    run = built_for(functools.partial(fn, **kwargs), mode)
+    try:
+        with objections(ValueError), contextlib.nullcontext() if compiled else as_on_gpu():
+            outputs = jax.tree.map(np.asarray, (jax.jit(run) if compiled else run)(*args))
+            jax.effects_barrier()
+            return outputs
+    except SimulatorError as error:
+        return error
+
+
+if __name__ == "__main__":
+    import jax.experimental.pallas.mosaic_gpu  # the slow part of the first request, done before it comes
+
+    serve(_simulated)

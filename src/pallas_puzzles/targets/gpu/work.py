@@ -61,14 +61,10 @@ class Work:
     runs: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
     def add(self, other: "Work", share: float) -> None:
-        for mine, its in (
-            (self.tensor_flops, other.tensor_flops),
-            (self.loaded, other.loaded),
-            (self.stored, other.stored),
-            (self.runs, other.runs),
-        ):
-            for key, amount in its.items():
-                mine[key] += amount * share  # type: ignore[index, assignment]
+        for name in ("tensor_flops", "loaded", "stored", "runs"):
+            mine = getattr(self, name)
+            for key, amount in getattr(other, name).items():
+                mine[key] += amount * share
         self.flops += other.flops * share
         self.specials += other.specials * share
 

@@ -12,13 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...installation import install_line
-from ..warm import Compiler, CompilerDied, CompilerError
+from ..warm import Compiler, CompilerError
+from ..warm import CompilerDied as CompilerDied
 from .chips import Chip
-
-__all__ = [
-    "CompilerDied", "CompilerError", "compile_program", "compile_text", "missing", "nothing_in_vmem", "simulate_cycles",
-    "warm",
-]  # fmt: skip
 
 HOW_TO_GET_IT = f"the TPU compiler is not installed: {install_line('tpu-compiler')} (600 MB, Linux x86-64)"
 TIME_LIMIT_S = 120.0

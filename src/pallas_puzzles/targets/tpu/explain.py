@@ -9,6 +9,7 @@ import linecache
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...ir.capture import Call, SourceLine, arg_names, is_readers_file, source_line, space_of
 from ...ir.ops import in_avals, out_avals
@@ -87,16 +88,13 @@ _Sentence = str | Callable[[re.Match[str], _Failure], str | _Words]
 def explain(text: str, calls: Sequence[Call], chip: Chip) -> Refusal:
     """The compiler's error as a refusal. calls: the kernels of the program, to name their buffers."""
     failure = _taken_apart(text, calls, chip)
+    said: str | _Words = _unforeseen(failure)
     for pattern, sentence in _REASONS:
         if match := re.search(pattern, text, re.DOTALL):
-            if isinstance(sentence, str):
-                named = {"ref": failure.ref or "A ref", "dtype": failure.dtype, "chip": failure.chip.title}
-                said: str | _Words = sentence.format(*match.groups(), **named)
-            else:
-                said = sentence(match, failure)
-            words, line = said if isinstance(said, tuple) else (said, None)
-            return Refusal(words, failure.message, line or failure.line)
-    return Refusal(_unforeseen(failure), failure.message, failure.line)
+            said = sentence if isinstance(sentence, str) else sentence(match, failure)
+            break
+    words, line = said if isinstance(said, tuple) else (said, None)
+    return Refusal(words, failure.message, line or failure.line)
 
 
 def explain_abort(text: str, calls: Sequence[Call]) -> Refusal | None:
@@ -228,32 +226,32 @@ def _held(call: Call) -> list[_Held]:
     for o in call.operands:
         copies = o.buffer_count if steps > 1 and o.block != o.shape else 1
         found.append(_Held(o.name, copies * _tiled_bytes(o.block, o.itemsize), o.space, o.ref_shape, copies))
-    scalars = zip(call.scalar_names, (var.aval for var in call.kernel.invars), strict=False)  # they come first
-    found += [_buffer(name, aval.shape, aval.dtype.itemsize, "smem") for name, aval in scalars]
-    found += [_buffer(s.name, s.shape, s.dtype.itemsize, s.space) for s in call.scratch]
+    found += [_buffer(name, aval, "smem") for name, aval in zip(call.scalar_names, call.scalar_avals, strict=True)]
+    found += [_buffer(s.name, s, s.space) for s in call.scratch]
     values = []
     for eqn, line in equations(call.kernel):
         if eqn.primitive.name == "run_scoped":  # its jaxpr takes the buffers: seen on jax 0.11.2 and 0.12.0.1
             inner = eqn.params["jaxpr"]
-            for name, var in zip(arg_names(inner), inner.invars, strict=True):
-                found.append(_buffer(name, var.aval.shape, getattr(var.aval.dtype, "itemsize", 4), space_of(var.aval)))
+            refs = zip(arg_names(inner), (var.aval for var in inner.invars), strict=True)
+            found += [_buffer(name, aval, space_of(aval)) for name, aval in refs]
             continue
         for aval in out_avals(eqn):
             if getattr(aval, "shape", ()) and hasattr(aval.dtype, "itemsize"):
                 name = f"the {aval.dtype} of shape {tuple(aval.shape)} that `{eqn.primitive.name}` makes"
-                values.append(_Held(name, _tiled_bytes(aval.shape, aval.dtype.itemsize), "value", aval.shape, 1, line))
+                values.append(_buffer(name, aval, "value", line))
     found += sorted(values, key=lambda each: -each.nbytes)[:1]
     return sorted(found, key=lambda each: -each.nbytes)
 
 
-def _buffer(name: str, shape: Sequence[int], itemsize: int, space: str) -> _Held:
-    return _Held(name, _tiled_bytes(shape, itemsize), space, tuple(shape))
+def _buffer(name: str, like: Any, space: str, line: SourceLine | None = None) -> _Held:
+    nbytes = _tiled_bytes(like.shape, getattr(like.dtype, "itemsize", 4))  # that of a semaphore has none
+    return _Held(name, nbytes, space, tuple(like.shape), line=line)
 
 
 def _bytes(text: str) -> float:
     """'19.14M' as the compiler writes sizes, rounded."""
     number, unit = re.fullmatch(r"([\d.]+)([BKMGT]?)", text.rstrip(".")).groups()  # type: ignore[union-attr]
-    return float(number) * 1024.0 ** " KMGT".find(unit or " ") if unit != "B" else float(number)
+    return float(number) * 1024.0 ** "BKMGT".index(unit or "B")
 
 
 def over_vmem(call: Call | None, chip: Chip, needed: float = 0, limit: float = 0) -> _Words:
@@ -461,8 +459,10 @@ _REASONS: list[tuple[str, _Sentence]] = [
     (r"Bad lhs|Bad rhs|acc with int lhs|as matmul/accumulator inputs|Unsupported type for matmul", _product),
     (
         r"Only 32-bit scalar vector.extracts",
-        "A single {dtype} is read from {ref}, and only 32-bit numbers leave a vector: cast first, "
-        "{ref}[...].astype(jnp.float32)[i, j], or to jnp.int32.",
+        lambda _, failure: (
+            f"A single {failure.dtype} is read from {failure.ref or 'A ref'}, and only 32-bit numbers leave a vector: "
+            f"cast first, {failure.ref or 'A ref'}[...].astype(jnp.float32)[i, j], or to jnp.int32."
+        ),
     ),
     (
         r"Only vector<i16> and vector<i32>|Unsupported element type|Unsupported data type|Unsupported type '|"

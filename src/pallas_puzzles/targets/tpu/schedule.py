@@ -61,8 +61,8 @@ class Schedule:
     """The program of one kernel.
 
     body: the loop over grid steps, None when there is no such loop (one step). skips: what `pl.when` may leave out in a
-    step, outermost first, in program order. use: slot -> how many of its instructions each bundle holds; capacity: slot
-    -> how many it could hold. spills, fills: vector registers stored to VMEM for want of room, and loaded back.
+    step, outermost first, in program order. use: slot -> the share of it that each bundle has in use. spills, fills:
+    vector registers stored to VMEM for want of room, and loaded back.
     """
 
     bundles: int
@@ -70,7 +70,6 @@ class Schedule:
     inner: list[Loop]
     skips: list[Skip]
     use: dict[str, np.ndarray]
-    capacity: dict[str, int]
     spills: int
     fills: int
     operands_in_vmem: int
@@ -105,10 +104,7 @@ class Schedule:
     def slot_use(self) -> dict[str, float]:
         """Slot -> share of its capacity in use, over a step in which nothing is skipped."""
         total = max(1, self.longest_step)
-        return {
-            slot: float((counts * self.weights).sum()) / (self.capacity[slot] * total)
-            for slot, counts in self.use.items()
-        }
+        return {slot: float((share * self.weights).sum()) / total for slot, share in self.use.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,15 +142,13 @@ def read(program: str, utilisation: str, *, looped: bool, trips: Sequence[float 
     for loop in inner:
         weights[loop.first : loop.last + 1] *= loop.trips or 1
     columns = {name: counts[:, i] for i, name in enumerate(names)}
-    called = {slot: next((name for name in known if name in columns), "") for slot, known in SLOTS.items()}
-    called = {slot: name for slot, name in called.items() if name}
+    called = {slot: name for slot, known in SLOTS.items() for name in known if name in columns}
     return Schedule(
         bundles=len(bundles),
         body=body,
         inner=inner,
         skips=_skips(bundles, first, last, pipelined=body is not None),
-        use={slot: columns[name] for slot, name in called.items()},
-        capacity={slot: capacity[names.index(name)] for slot, name in called.items()},
+        use={slot: columns[name] / capacity[names.index(name)] for slot, name in called.items()},
         spills=int(columns["VSTORE:SPILL"].sum()),
         fills=int(columns["VLOAD:FILL"].sum()),
         operands_in_vmem=len(set(_IN_VMEM.findall(program))),
@@ -258,16 +252,12 @@ def vmem_buffers(report: str, kernel: str) -> list[Buffer]:
     kernels = data.get("hlo_breakdowns") or {}  # null where nothing is in VMEM
     blocks = (kernels.get(kernel) or {}).get("blocks") or []
     return [
-        Buffer(str(each["tag"]), int(each["size"]), _window(str(each["tag"])))
+        Buffer(each["tag"], int(each["size"]), (window[1], int(window[2])) if window else None)
         for block in blocks
         if block["block_type"] == "SCOPED"
         for each in block["allocations"] or []
+        for window in [_WINDOW.match(each["tag"])]
     ]
-
-
-def _window(tag: str) -> tuple[str, int] | None:
-    match = _WINDOW.match(tag)
-    return (match[1], int(match[2])) if match else None
 
 
 @functools.lru_cache(maxsize=8)
