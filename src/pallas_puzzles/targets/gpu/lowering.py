@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from ...diagnose.errors import explain_error
+from ...diagnose.errors import explain_error, readers_frame
 from ...ir.capture import SourceLine, is_readers_file, source_line
 from ...ir.program import calls_in, inside
 from ...lens.watchdog import TimeLimit, time_limit
@@ -27,8 +27,11 @@ NO_LAYOUT = (
     "Pallas finds no layout for the arrays of this kernel: which thread holds which element. Name one where a tile is "
     "loaded, plgpu.load(ref, layout=plgpu.Layout.WGMMA), or with plgpu.layout_cast."
 )
-
-NO_THIN_LAYOUT = (
+_SM_COUNT = (
+    "The function asks jax.devices() how many SMs there are, and no GPU is here. "
+    "Ask jax.sharding.get_abstract_mesh().abstract_device.num_cores, or pass the number."
+)
+_NO_THIN_LAYOUT = (
     "No layout has an array of shape {0}, and this kernel computes with one. Compute with the {1} numbers, without "
     "keepdims=True, and widen last, where they meet the tile: x * s[{2}]."
 )
@@ -80,7 +83,7 @@ def _placed(refused: Refusal, program: Any) -> Refusal:
         shape, line = thin
         numbers = tuple(size for size in shape if size != 1)
         index = ", ".join("None" if size == 1 else ":" for size in shape)
-        return Refusal(NO_THIN_LAYOUT.format(shape, numbers, index), refused.detail, line)
+        return Refusal(_NO_THIN_LAYOUT.format(shape, numbers, index), refused.detail, line)
     return dataclasses.replace(refused, line=refused.line or _line_in(program, refused.detail or refused.sentence))
 
 
@@ -117,49 +120,30 @@ def _line_in(program: Any, text: str) -> SourceLine | None:
 # --- reasons ---------------------------------------------------------------------------------------------------------
 
 _REASONS = [
-    (
-        r"available shared memory: smem_bytes=(\d+) > max_smem_bytes=(\d+)",
-        "The kernel asks for {0} bytes of SMEM; a CTA has {1}. Use smaller blocks, or fewer steps at once.",
-    ),
-    (
-        r"accumulator's first dimension must be a multiple of 64, but got (\d+)",
-        "wgmma makes 64 rows at a time, and the accumulator has {0}. Use a multiple of 64.",
-    ),
-    (
-        r"Async copies only support copying <=256 elements along each dimension",
-        "A TMA copy takes at most 256 elements along each dimension. Copy a larger block in parts.",
-    ),
-    (
-        r"[Ss]wizzle (\d+) requires the trailing dimension to be of size (\d+)",
-        "With a swizzle of {0} bytes the last dimension of a tile has {1} elements. Use TilingTransform((8, {1})).",
-    ),
-    (
-        r"no optimized SMEM <-> registers transfer plan .* register layout (\w+) and ref with transforms \((.*?),?\)$",
-        "Threads cannot reach this SMEM without bank conflicts: the layout {0} of the value does not fit "
-        "transforms=({1}). Use (plgpu.TilingTransform((8, n)), plgpu.SwizzleTransform(128)), where n elements are "
-        "128 bytes.",
-    ),
-    (
-        r"Failed to infer a possible set of layouts|Layout inference failed|remaining unsatisfied constraints",
-        NO_LAYOUT,
-    ),
-    (
-        r"(?:object|Device)'? (?:has no attribute|.*)'?core_count",
-        "The function asks jax.devices() how many SMs there are, and no GPU is here. "
-        "Ask jax.sharding.get_abstract_mesh().abstract_device.num_cores, or pass the number.",
-    ),
-    (
-        r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)",
-        "Pallas cannot compile `{0}` for a GPU.",
-    ),
-]
+    (r"available shared memory: smem_bytes=(\d+) > max_smem_bytes=(\d+)",
+     "The kernel asks for {0} bytes of SMEM; a CTA has {1}. Use smaller blocks, or fewer steps at once."),
+    (r"accumulator's first dimension must be a multiple of 64, but got (\d+)",
+     "wgmma makes 64 rows at a time, and the accumulator has {0}. Use a multiple of 64."),
+    (r"Async copies only support copying <=256 elements along each dimension",
+     "A TMA copy takes at most 256 elements along each dimension. Copy a larger block in parts."),
+    (r"[Ss]wizzle (\d+) requires the trailing dimension to be of size (\d+)",
+     "With a swizzle of {0} bytes the last dimension of a tile has {1} elements. Use TilingTransform((8, {1}))."),
+    (r"no optimized SMEM <-> registers transfer plan .* register layout (\w+) and ref with transforms \((.*?),?\)$",
+     "Threads cannot reach this SMEM without bank conflicts: the layout {0} of the value does not fit "
+     "transforms=({1}). Use (plgpu.TilingTransform((8, n)), plgpu.SwizzleTransform(128)), where n elements are "
+     "128 bytes."),
+    (r"Failed to infer a possible set of layouts|Layout inference failed|remaining unsatisfied constraints",
+     NO_LAYOUT),
+    (r"(?:object|Device)'? (?:has no attribute|.*)'?core_count", _SM_COUNT),
+    (r"Unimplemented primitive in Pallas Mosaic GPU lowering: (\w+)", "Pallas cannot compile `{0}` for a GPU."),
+]  # fmt: skip
 
 
 def _explain(error: Exception) -> Refusal:
     text = str(error).strip() or _last_frame(error)
     known = _sentence(text)
     if known is None and isinstance(error, AttributeError) and "core_count" in _last_frame(error):
-        known = next(words for _, words in _REASONS if "how many SMs" in words)
+        known = _SM_COUNT
     if known is not None:
         return Refusal(known, _first_line(text), _readers_line(error))
     if isinstance(error, AssertionError):
@@ -217,5 +201,4 @@ def _readers_line(error: BaseException) -> SourceLine | None:
                 if is_readers_file(file):
                     return source_line(file, int(line))
         cause = cause.__cause__
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_readers_file(frame.filename)]
-    return source_line(own[-1].filename, own[-1].lineno or 0) if own else None
+    return readers_frame(error)

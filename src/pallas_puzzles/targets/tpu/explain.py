@@ -20,25 +20,24 @@ from .chips import Chip
 from .lowering import Refusal, line_of_primitive, numbers
 
 
-@dataclasses.dataclass(frozen=True)
 class _Failure:
     """A refusal of the compiler's, taken apart. What is unknown is None, or empty."""
 
-    text: str
-    chip: Chip
-    call: Call | None  # the kernel
-    primitive: str  # the operation at fault, by JAX's name
-    line: SourceLine | None  # the reader's
-    code: str  # the expression at fault, as it stands in that line
-    mlir: str  # the operation at fault, by the compiler's name, with its operands and types
-
-    @property
-    def message(self) -> str:
-        return _message(self.text)
-
-    @property
-    def kernel(self) -> str:
-        return self.call.name if self.call else "This kernel"
+    def __init__(self, text: str, calls: Sequence[Call], chip: Chip) -> None:
+        self.text, self.chip = text, chip
+        place = (re.findall(r"at location: (loc\(.*)", text) or [""])[0]
+        named = re.match(r'loc\((?:fused\[)?"(\w+):"', place)
+        self.primitive = named[1] if named else ""  # the operation at fault, by JAX's name
+        self.call = _call(text, calls)  # the kernel
+        self.line, self.code = _reader_line(place)  # the reader's, and the expression at fault as it stands there
+        if self.line is None and self.call is not None:
+            # what stands nowhere in the kernel, JAX has made: of the reader's, it is the pipeline
+            known = list(equations(self.call.kernel))
+            its = line_of_primitive(self.primitive, known) or line_of_primitive("emit_pipeline", known)
+            self.line = its or self.call.where
+        operation = re.search(r"failed to legalize operation '[^']*': (.*)|The MLIR operation involved:\s*(.*)", text)
+        # the operation at fault, by the compiler's name, with its operands and types
+        self.mlir = operation[1] or operation[2] if operation else ""
 
     @property
     def ref(self) -> str:
@@ -87,14 +86,14 @@ _Sentence = str | Callable[[re.Match[str], _Failure], str | _Words]
 
 def explain(text: str, calls: Sequence[Call], chip: Chip) -> Refusal:
     """The compiler's error as a refusal. calls: the kernels of the program, to name their buffers."""
-    failure = _taken_apart(text, calls, chip)
+    failure = _Failure(text, calls, chip)
     said: str | _Words = _unforeseen(failure)
     for pattern, sentence in _REASONS:
         if match := re.search(pattern, text, re.DOTALL):
             said = sentence if isinstance(sentence, str) else sentence(match, failure)
             break
     words, line = said if isinstance(said, tuple) else (said, None)
-    return Refusal(words, failure.message, line or failure.line)
+    return Refusal(words, _message(text), line or failure.line)
 
 
 def explain_abort(text: str, calls: Sequence[Call]) -> Refusal | None:
@@ -110,21 +109,6 @@ def explain_abort(text: str, calls: Sequence[Call]) -> Refusal | None:
 
 
 # --- reading the compiler's text -------------------------------------------------------------------------------------
-
-
-def _taken_apart(text: str, calls: Sequence[Call], chip: Chip) -> _Failure:
-    place = (re.findall(r"at location: (loc\(.*)", text) or [""])[0]
-    named = re.match(r'loc\((?:fused\[)?"(\w+):"', place)
-    primitive = named[1] if named else ""
-    call = _call(text, calls)
-    line, code = _reader_line(place)
-    if line is None and call is not None:
-        # what stands nowhere in the kernel, JAX has made: of the reader's, it is the pipeline
-        known = list(equations(call.kernel))
-        line = line_of_primitive(primitive, known) or line_of_primitive("emit_pipeline", known) or call.where
-    operation = re.search(r"failed to legalize operation '[^']*': (.*)|The MLIR operation involved:\s*(.*)", text)
-    mlir = operation[1] or operation[2] if operation else ""
-    return _Failure(text, chip, call, primitive, line, code, mlir)
 
 
 def _call(text: str, calls: Sequence[Call]) -> Call | None:
@@ -285,7 +269,8 @@ def _over_smem(match: re.Match[str], failure: _Failure) -> str:
     advice = "keep there only the numbers that steer the kernel, and give arrays blocks in VMEM"
     if held and held[0].narrow:
         advice = f"flatten {held[0].name} to one dimension, which is not filled up"
-    return f"{failure.kernel} keeps more than the {size} of a {failure.chip.title} in SMEM{what}: {advice}."
+    kernel = failure.call.name if failure.call else "This kernel"
+    return f"{kernel} keeps more than the {size} of a {failure.chip.title} in SMEM{what}: {advice}."
 
 
 # --- slices and copies -----------------------------------------------------------------------------------------------
@@ -416,6 +401,14 @@ def _narrow_type(match: re.Match[str], failure: _Failure) -> str:
     return f"`{primitive}` does not exist for {dtype} on a {chip}: cast first, .astype(jnp.{wide}), {after}."
 
 
+def _single_number(match: re.Match[str], failure: _Failure) -> str:
+    ref = failure.ref or "A ref"
+    return (
+        f"A single {failure.dtype} is read from {ref}, and only 32-bit numbers leave a vector: cast first, "
+        f"{ref}[...].astype(jnp.float32)[i, j], or to jnp.int32."
+    )
+
+
 def _not_legal(match: re.Match[str], failure: _Failure) -> str:
     """'failed to legalize operation': an operation that is missing, for its type, or for single numbers."""
     types = {name for _, name in failure.vectors}
@@ -428,47 +421,33 @@ def _not_legal(match: re.Match[str], failure: _Failure) -> str:
 
 
 def _unforeseen(failure: _Failure) -> str:
+    message = _message(failure.text)
     if not failure.primitive:
-        return f"The TPU compiler refuses {failure.call.name if failure.call else 'this kernel'}: {failure.message}."
+        return f"The TPU compiler refuses {failure.call.name if failure.call else 'this kernel'}: {message}."
     return (
-        f"The TPU compiler cannot do `{failure.primitive}` like this ({failure.message}): try other shapes or types, "
+        f"The TPU compiler cannot do `{failure.primitive}` like this ({message}): try other shapes or types, "
         "or do it outside of the kernel."
     )
 
 
 _REASONS: list[tuple[str, _Sentence]] = [
-    (
-        r"Scoped allocation with size ([\d.]+\w?) and limit ([\d.]+\w?)",
-        lambda match, failure: over_vmem(failure.call, failure.chip, _bytes(match[1]), _bytes(match[2])),
-    ),
-    (
-        r"Used [\d.]+\w? of [\d.]+\w? vmem|would exceed memory.*?space=vmem",
-        lambda _, failure: over_vmem(failure.call, failure.chip),
-    ),
+    (r"Scoped allocation with size ([\d.]+\w?) and limit ([\d.]+\w?)",
+     lambda match, failure: over_vmem(failure.call, failure.chip, _bytes(match[1]), _bytes(match[2]))),
+    (r"Used [\d.]+\w? of [\d.]+\w? vmem|would exceed memory.*?space=vmem",
+     lambda _, failure: over_vmem(failure.call, failure.chip)),
     (r"Used [\d.]+\w? of [\d.]+\w? smem|would exceed memory.*?space=smem", _over_smem),
     (r"cannot statically prove that index in dimension (\d+) is a multiple of (\d+)", _unaligned),
     (r"verify that the (index|size) at dimension (\d+) is divisible by the tile dimension (\d+)", _unaligned_copy),
     (r"not a multiple of the memory space word size|must be divisible by 512 bytes", _narrow_copy),
     (r"last dim size is not 128|Stride on last dim is not 1|Strided (?:store|load) with", _strided),
     (r"unsupported shape cast", _reshape),
-    (
-        r"Multiple source vregs along gather",
-        "jnp.take_along_axis picks from one register in a TPU kernel, 8 rows or 128 columns: take from slices of that "
-        "size, or multiply by a one-hot matrix.",
-    ),
+    (r"Multiple source vregs along gather",
+     "jnp.take_along_axis picks from one register in a TPU kernel, 8 rows or 128 columns: take from slices of that "
+     "size, or multiply by a one-hot matrix."),
     (r"Bad lhs|Bad rhs|acc with int lhs|as matmul/accumulator inputs|Unsupported type for matmul", _product),
-    (
-        r"Only 32-bit scalar vector.extracts",
-        lambda _, failure: (
-            f"A single {failure.dtype} is read from {failure.ref or 'A ref'}, and only 32-bit numbers leave a vector: "
-            f"cast first, {failure.ref or 'A ref'}[...].astype(jnp.float32)[i, j], or to jnp.int32."
-        ),
-    ),
-    (
-        r"Only vector<i16> and vector<i32>|Unsupported element type|Unsupported data type|Unsupported type '|"
-        r"Target does not support this comparison|different bitwidths|i1 transpose|Invalid vector register cast|"
-        r"Invalid input layout",
-        _narrow_type,
-    ),
+    (r"Only 32-bit scalar vector.extracts", _single_number),
+    (r"Only vector<i16> and vector<i32>|Unsupported element type|Unsupported data type|Unsupported type '|"
+     r"Target does not support this comparison|different bitwidths|i1 transpose|Invalid vector register cast|"
+     r"Invalid input layout", _narrow_type),
     (r"failed to legalize operation '([\w.]+)'", _not_legal),
-]
+]  # fmt: skip

@@ -324,49 +324,31 @@ _REASONS: list[tuple[str, str | Callable[[re.Match[str], list[Call], SourceLine 
     (r"rank 1 block shapes", _flat),
     (r"only blocks of rank >= 1", _without_dimension),
     (r"Unimplemented primitive in Pallas TPU lowering.*?: (?P<primitive>[\w-]+)", _missing),
-    (
-        r"Cannot do int indexing on TPU|Only take_along_axis-like gathers",
-        "An array of integers picks the elements here, and a TPU kernel cannot gather: take one row at a time, "
-        "`x_ref[pl.ds(i, 1)]`, multiply by a one-hot matrix, or let an index map with scalar prefetch pick the blocks.",
-    ),
-    (
-        r"Cannot store scalars to VMEM",
-        "A single number is stored to VMEM, which takes whole vectors: compute the whole block at once, "
-        "`o_ref[...] = ...`, or put this ref into SMEM (memory_space=pltpu.SMEM).",
-    ),
+    (r"Cannot do int indexing on TPU|Only take_along_axis-like gathers",
+     "An array of integers picks the elements here, and a TPU kernel cannot gather: take one row at a time, "
+     "`x_ref[pl.ds(i, 1)]`, multiply by a one-hot matrix, or let an index map with scalar prefetch pick the blocks."),
+    (r"Cannot store scalars to VMEM",
+     "A single number is stored to VMEM, which takes whole vectors: compute the whole block at once, "
+     "`o_ref[...] = ...`, or put this ref into SMEM (memory_space=pltpu.SMEM)."),
     (r"Loads.* are only allowed on VMEM and SMEM", _in_hbm),
-    (
-        r"Can only (load|store) scalars (from|to) SMEM",
-        "SMEM holds single numbers: give one index per dimension, `s_ref[0, i]`, or put this array into VMEM.",
-    ),
-    (
-        r"Scan with \d+ extensive",
-        "lax.scan can neither walk over an array nor stack its results in a TPU kernel: use lax.fori_loop, and load "
-        "and store each step through the refs, `x_ref[pl.ds(i, 1)]`.",
-    ),
-    (
-        r"matmul acc to be 32-bit",
-        "A product of 16-bit tiles is asked for in 16 bits, and the TPU accumulates in 32: give jnp.dot "
-        "preferred_element_type=jnp.float32, and cast when you store.",
-    ),
-    (
-        r"expected strides to be confined",
-        "A value cannot be sliced with a step in a TPU kernel: split the dimension, `x.reshape(rows // 2, 2, "
-        "columns)[:, 0]`, or slice a ref that is 128 wide, `x_ref[pl.ds(0, size, stride=2)]`.",
-    ),
-    (
-        r"'tpu\.(?P<primitive>iota)' op result",
-        "A TPU counts in integers: make the range with lax.broadcasted_iota(jnp.int32, shape, axis), and cast it.",
-    ),
+    (r"Can only (load|store) scalars (from|to) SMEM",
+     "SMEM holds single numbers: give one index per dimension, `s_ref[0, i]`, or put this array into VMEM."),
+    (r"Scan with \d+ extensive",
+     "lax.scan can neither walk over an array nor stack its results in a TPU kernel: use lax.fori_loop, and load "
+     "and store each step through the refs, `x_ref[pl.ds(i, 1)]`."),
+    (r"matmul acc to be 32-bit",
+     "A product of 16-bit tiles is asked for in 16 bits, and the TPU accumulates in 32: give jnp.dot "
+     "preferred_element_type=jnp.float32, and cast when you store."),
+    (r"expected strides to be confined",
+     "A value cannot be sliced with a step in a TPU kernel: split the dimension, `x.reshape(rows // 2, 2, "
+     "columns)[:, 0]`, or slice a ref that is 128 wide, `x_ref[pl.ds(0, size, stride=2)]`."),
+    (r"'tpu\.(?P<primitive>iota)' op result",
+     "A TPU counts in integers: make the range with lax.broadcasted_iota(jnp.int32, shape, axis), and cast it."),
     (r"positive constant sizes but got ([\d, ]+)", _without_elements),
     (r"32-bit element types can be converted to scalars, but got: (\w+)", _single_number),
     (r"DMA source and target (shape|element type) mismatch", _unlike_copy),
-    (
-        r"collective_id has to be specified",
-        "A barrier needs a number of its own: compiler_params=pltpu.CompilerParams(collective_id=0).",
-    ),
-    (
-        r"#tpu\.dimension_semantics<(\w+)>",
-        'A dimension of the grid is "parallel" or "arbitrary", and this dimension_semantics says something else.',
-    ),
-]
+    (r"collective_id has to be specified",
+     "A barrier needs a number of its own: compiler_params=pltpu.CompilerParams(collective_id=0)."),
+    (r"#tpu\.dimension_semantics<(\w+)>",
+     'A dimension of the grid is "parallel" or "arbitrary", and this dimension_semantics says something else.'),
+]  # fmt: skip
