@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .speed.choose import bench
     from .speed.levels import compare
     from .speed.work import op_by_op
-    from .targets.fast import fast_execution
+    from .targets.simulate import fast_execution
     from .view.curve import Curve
     from .view.gpu_report import gpu_report
     from .view.show import show
@@ -33,7 +33,7 @@ _COMES_FROM = {
     **dict.fromkeys(("check", "check_call"), "course.check"),
     **dict.fromkeys(("Budget", "case", "integers", "normal", "uniform"), "course.inputs"),
     "Curve": "view.curve",
-    "fast_execution": "targets.fast",
+    "fast_execution": "targets.simulate",
     "hint": "course.hints",
     "op_by_op": "speed.work",
     "own_kernels": "app.borrowed",

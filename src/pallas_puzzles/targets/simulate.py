@@ -25,6 +25,11 @@ from ..platforms import tpu_attached
 _CLOCKS = 256  # for devices and copies; JAX's default leaves all copies of a device one between them
 _LOOK_S = 0.1  # how often a waiting caller looks up, so that Ctrl-C and time limits reach it
 _GRACE_S = 3.0  # how long a stopped simulation may take to unwind before it is left behind
+_COMPILED = "Kernels run compiled, on this machine's {}."
+_FAST = (
+    "Fast mode: no TPU here, so XLA runs the kernels' programs on the {0}, by JAX's HLO interpreter. It forgives "
+    "mistakes that a TPU does not; verdicts come from elsewhere."
+)
 _SIMULATOR_ALONE = threading.Lock()  # the simulated memory is one global of JAX's
 
 
@@ -61,7 +66,7 @@ def setup(devices: int = 1) -> None:
     if devices > 1 and (problem := _make_devices(devices)):
         print(problem)
     if backend() == "tpu":
-        print(f"Kernels run compiled, on this machine's {jax.devices()[0].device_kind}.")
+        print(_COMPILED.format(jax.devices()[0].device_kind))
         return
     from jax.experimental.pallas import tpu as pltpu
 
@@ -75,6 +80,29 @@ def setup(devices: int = 1) -> None:
     threading.Thread(target=_warm, name="warm up", daemon=True).start()
     many = f", and this CPU counts as {len(jax.devices())} devices" if len(jax.devices()) > 1 else ""
     print(f"No TPU here: kernels run on the CPU, in JAX's TPU simulator{many}{gpu}.")
+
+
+@contextlib.contextmanager
+def fast_execution() -> Iterator[None]:
+    """In the block, every pallas_call for a TPU that is traced runs as fast as this machine can, and one line says how.
+
+    On a TPU kernels run compiled. Elsewhere JAX's HLO interpreter turns each into a plain XLA program, a loop over its
+    grid, for this machine's GPU if JAX has one, else for its CPU. No wait, no race and no uninitialised memory is seen
+    there: it is to train with, and never to judge by. Functions under jax.jit are traced anew in the block, and again
+    behind it.
+    """
+    device = jax.devices()[0]
+    if backend() == "tpu":
+        print(_COMPILED.format(device.device_kind))
+        yield
+        return
+    from jax.experimental.pallas import tpu as pltpu
+
+    print(_FAST.format("CPU" if device.platform == "cpu" else f"GPU ({device.device_kind})"))
+    # without the TPU that setup() has told JAX of: what is compiled here is for this device
+    empty = jax.sharding.AbstractMesh((), ())
+    with jax.default_device(device), jax.sharding.use_abstract_mesh(empty), pltpu.force_tpu_interpret_mode(True):  # type: ignore[arg-type]
+        yield
 
 
 def _make_devices(count: int) -> str:
@@ -175,15 +203,19 @@ def _simulated(
 @contextlib.contextmanager
 def objections(*unable: type[Exception]) -> "Iterator[_Listener]":
     """What goes wrong in the block is a SimulatorError. unable: what else JAX raises for what it does not support."""
-    with _listening() as heard:
-        try:
+    heard, logger = _Listener(sys.stdout), logging.getLogger("jax._src.callback")
+    logger.addFilter(heard)
+    try:
+        with contextlib.redirect_stdout(heard):
             yield heard
-        except SimulatorTimeout:
-            raise
-        except Exception as error:
-            cause = heard.first or error
-            kind = SimulatorUnable if _is_inability(cause, *unable) else SimulatorError
-            raise kind(_one_line(cause), _line_of(cause), running=bool(heard.errors)) from error
+    except SimulatorTimeout:
+        raise
+    except Exception as error:
+        cause = heard.first or error
+        kind = SimulatorUnable if _is_inability(cause, *unable) else SimulatorError
+        raise kind(_one_line(cause), _line_of(cause), running=bool(heard.errors)) from error
+    finally:
+        logger.removeFilter(heard)
 
 
 def _is_inability(error: BaseException, *unable: type[Exception]) -> bool:
@@ -354,18 +386,6 @@ class _Listener:
         if error is not None and not isinstance(error, _Released | TimeLimit):
             self.errors.append(error)
         return False
-
-
-@contextlib.contextmanager
-def _listening() -> Iterator[_Listener]:
-    listener = _Listener(sys.stdout)
-    logger = logging.getLogger("jax._src.callback")
-    logger.addFilter(listener)
-    try:
-        with contextlib.redirect_stdout(listener):
-            yield listener
-    finally:
-        logger.removeFilter(listener)
 
 
 def _one_line(error: BaseException) -> str:

@@ -39,39 +39,40 @@ _NO_THIN_LAYOUT = (
 
 def exported(fn: Callable[..., Any], shapes: Sequence[Any], chip: Chip) -> tuple[Any, Any]:
     """(the traced program or None, what it is for the compiler, of jax.export, or the Refusal of the front end)."""
-    program = None
-    with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
-        try:
-            flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
-            program = flat.trace(*shapes).jaxpr
-        except Exception as error:
-            return None, _explain(error)
-        try:
-            from jax import export
+    from jax import export
 
-            return program, export.export(flat, platforms=["cuda"])(*shapes)
-        except Exception as error:
-            return program, _placed(_explain(error), program)
+    return _taken(fn, shapes, chip, lambda flat, _: export.export(flat, platforms=["cuda"])(*shapes))
 
 
 def refusal(fn: Callable[..., Any], *args: Any, chip: Chip) -> Refusal | None:
     """Why the front end does not take a function for a chip, or None. args: arrays, or pytrees of them."""
+    return _taken(fn, args, chip, _lowered_in_time)[1]
+
+
+def _taken(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, lower: Callable[..., Any]) -> tuple[Any, Any]:
+    """(the traced program or None, what `lower` makes of it, or the Refusal of the front end)."""
     program = None
     with jax.sharding.use_abstract_mesh(chip.mesh()), warnings.catch_warnings(action="ignore"):
         try:
-            traced = jax.jit(lambda *a: jax.tree.leaves(fn(*a))).trace(*args)
+            flat = jax.jit(lambda *a: jax.tree.leaves(fn(*a)))
+            traced = flat.trace(*args)
             program = traced.jaxpr
-            for patience in (1, 4, 16):  # on a machine that is busy with other work
-                started = time.thread_time()
-                try:
-                    with time_limit(patience * FRONT_END_LIMIT_S, "the front end"):
-                        traced.lower(lowering_platforms=("cuda",))
-                    return None
-                except TimeLimit:  # only the search for layouts takes long: it tries one after the other
-                    if time.thread_time() - started > FRONT_END_LIMIT_S / 2 or any(_computed_thin(program)):
-                        return _placed(Refusal(NO_LAYOUT, "", None), program)
+            return program, lower(flat, traced)
         except Exception as error:
-            return _placed(_explain(error), program)
+            return program, _placed(_explain(error), program)
+
+
+def _lowered_in_time(flat: Any, traced: Any) -> Refusal | None:
+    """None where the front end takes what was traced. Only its search for layouts takes long: it tries them in turn."""
+    for patience in (1, 4, 16):  # on a machine that is busy with other work
+        started = time.thread_time()
+        try:
+            with time_limit(patience * FRONT_END_LIMIT_S, "the front end"):
+                traced.lower(lowering_platforms=("cuda",))
+            return None
+        except TimeLimit:
+            if time.thread_time() - started > FRONT_END_LIMIT_S / 2 or any(_computed_thin(traced.jaxpr)):
+                return _placed(Refusal(NO_LAYOUT, "", None), traced.jaxpr)
     return None
 
 

@@ -60,18 +60,14 @@ class Work:
     stored: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     runs: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
-    def add(self, other: "Work", share: float) -> None:
+    def add(self, other: "Work", share: float = 1, copies: int = 1) -> None:
+        """copies: so many of its equations stand for what is one in the program."""
         for name in ("tensor_flops", "loaded", "stored", "runs"):
-            mine = getattr(self, name)
+            mine, part = getattr(self, name), share / copies if name == "runs" else share
             for key, amount in getattr(other, name).items():
-                mine[key] += amount * share
+                mine[key] += amount * part
         self.flops += other.flops * share
         self.specials += other.specials * share
-
-    def less_often(self, times: int) -> None:
-        """So many equations stand for what is one in the program."""
-        for key in self.runs:
-            self.runs[key] /= times  # type: ignore[assignment]
 
 
 @dataclasses.dataclass
@@ -171,7 +167,7 @@ def _call(eqn: Any, given: Sequence[Any]) -> Call:
             axes = {**here, mesh.thread_name: thread} if mesh.thread_name is not None else here
             follow = _Follow(axes, inside, call, gone)
             follow.run(program, refs)
-            total.add(follow.work, 1)
+            total.add(follow.work)
             steps[0] += follow.steps
         return total
 
@@ -218,6 +214,12 @@ class _Follow:
                 env[slot] = value
         return [env[i] for i in program.outs]
 
+    def _run_copies(self, program: Program, values: Sequence[Any], copies: int) -> None:
+        outer, self.work = self.work, Work()
+        self.run(program, values)
+        outer.add(self.work, copies=copies)
+        self.work = outer
+
     def _instr(self, instr: Instr, env: Env) -> Sequence[Any]:
         self.steps += 1
         if self.steps > _MOST_EQUATIONS:
@@ -252,7 +254,7 @@ class _Follow:
         for name in names:
             if name not in self._axes:
                 return None
-            index = index * self._sizes.get(name, 1) + self._axes[name] if len(names) > 1 else self._axes[name]
+            index = index * self._sizes.get(name, 1) + self._axes[name]
         return [np.asarray(index, np.int32)]
 
     def does_inline(self, instr: Instr, env: Env) -> Sequence[Any]:
@@ -287,12 +289,10 @@ class _Follow:
         consts, carry, stacked = instr.scan_groups([env[i] for i in instr.ins])
         self._again(length - 1)
         if not any(each.kind in ("cond", "while") for each in body.everything()):  # then each iteration costs the same
-            outer, self.work, self._times = self.work, Work(), self._times * length
-            self.run(body, [*consts, *carry, *[None] * len(stacked)])
-            inner, self.work, self._times = self.work, outer, self._times / length
+            self._times *= length
             # the machine code has the body of an unrolled loop several times: each copy runs as much less often
-            inner.less_often(max(1, int(instr.eqn.params["unroll"])))
-            self.work.add(inner, 1)
+            self._run_copies(body, [*consts, *carry, *[None] * len(stacked)], max(1, int(instr.eqn.params["unroll"])))
+            self._times /= length
             return None
         for i in range(length):
             rows = [x[i] if isinstance(x, np.ndarray) else None for x in stacked]
@@ -313,13 +313,11 @@ class _Follow:
 
     def does_warps(self, instr: Instr, env: Env) -> None:
         """A program for each warp of a warpgroup."""
-        outer, axes, count = self.work, dict(self._axes), instr.p["warps"]
+        axes, count = self._axes, instr.p["warps"]
         for warp in range(count):
-            self.work, self._axes = Work(), {**axes, instr.p["axis"]: warp}
-            self.run(instr.p["programs"][0], [env[i] for i in instr.ins])
-            self.work.less_often(count)
-            outer.add(self.work, 1)
-        self.work, self._axes = outer, axes
+            self._axes = {**axes, instr.p["axis"]: warp}
+            self._run_copies(instr.p["programs"][0], [env[i] for i in instr.ins], count)
+        self._axes = axes
 
     def does_query(self, instr: Instr, env: Env) -> Sequence[Any]:
         """No CTA takes over the work of another: each does its own, which is the same in all."""

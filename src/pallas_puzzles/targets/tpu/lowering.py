@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from ...diagnose.errors import explain_error, readers_frame
-from ...ir.capture import CHIP, Beyond, Call, Operand, SourceLine, describe, line_of
+from ...ir.capture import CHIP, Beyond, Call, Operand, Scratch, SourceLine, describe, line_of
 from ...ir.meshes import on_tpus, tpu_mesh
 from ...ir.modes import built_for, compiled, is_built_for
 from ...ir.ops import in_avals, out_avals
@@ -105,7 +105,10 @@ def _absent_type(kernels: list[Any]) -> Refusal | None:
         sentence = "64-bit types are switched on (jax_enable_x64), and a TPU kernel has none: switch them off."
         return Refusal(sentence, "", line_of(kernels[0]))
     for kernel in kernels:
-        for ref in (ref for call in _described([kernel]) for ref in (*call.operands, *call.scratch)):
+        refs: list[Operand | Scratch] = []
+        for call in _described([kernel]):
+            refs += [*call.operands, *call.scratch]
+        for ref in refs:
             if instead := _INSTEAD.get(ref.dtype.name):
                 sentence = f"{ref.name} is {ref.dtype.name}, which no TPU has: use {instead}."
                 return Refusal(sentence, "", line_of(kernel))
