@@ -104,7 +104,7 @@ def test_an_abort_is_told_in_the_compilers_own_words(tmp_path):
     child = compiler._with_libtpu("--xla_there_is_no_such_flag=1 --unused={folder}")
     try:
         with pytest.raises(compiler.CompilerDied, match=r"the TPU compiler (was ended by signal|ended with exit code)"):
-            compiler._answer(child, program(), V5E)
+            compiler.compile_program(program(), V5E, process=child)
     finally:
         child.stop()
 

@@ -291,7 +291,11 @@ def _kernels(fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: by
 _REPORTS: dict[tuple[bytes, str, bytes], Report] = {}
 
 
-_compiled = functools.cache(compiler.compile_text)
+@functools.cache
+def _compiled(blob: bytes, target: Chip) -> tuple[str, int | None]:
+    """The compiler's program and its temporaries; the same program is compiled once."""
+    compiled = compiler.compile_program(blob, target)
+    return compiled.text, compiled.temporary_bytes
 
 
 # --- without the compiler, and with a chip ---------------------------------------------------------------------------

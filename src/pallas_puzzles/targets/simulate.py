@@ -52,11 +52,6 @@ class SimulatorTimeout(SimulatorError):
     """The kernel did not end under JAX's simulator."""
 
 
-def backend() -> str:
-    """ "tpu" where kernels run compiled on a real TPU, else "simulated"."""
-    return "tpu" if jax.default_backend() == "tpu" else "simulated"
-
-
 def setup(devices: int = 1) -> None:
     """Turns JAX's TPU simulator on for this process, unless it has a TPU, and says in one line which of the two it is.
 
@@ -65,7 +60,7 @@ def setup(devices: int = 1) -> None:
     """
     if devices > 1 and (problem := _make_devices(devices)):
         print(problem)
-    if backend() == "tpu":
+    if jax.default_backend() == "tpu":
         print(_COMPILED.format(jax.devices()[0].device_kind))
         return
     from jax.experimental.pallas import tpu as pltpu
@@ -92,7 +87,7 @@ def fast_execution() -> Iterator[None]:
     behind it.
     """
     device = jax.devices()[0]
-    if backend() == "tpu":
+    if jax.default_backend() == "tpu":
         print(_COMPILED.format(device.device_kind))
         yield
         return

@@ -20,7 +20,6 @@ _REGISTERS_AT_ONCE = 256  # a warp's registers are handed out in such pieces
 # What of a peak can be reached: by cuBLAS, by a copy, and by a kernel that only reads, see benchmarks/gpu.md. Measured
 # on an H200; nobody has measured the others here, and the same is assumed of them.
 REACHED = {"tensor": 0.72, "HBM": 0.88}
-_L2_BYTES_A_CYCLE = _Rates.l2_bytes  # 64 is the most that it could be
 LAUNCH_S = 3e-6  # from one kernel's end to the next one's first instruction, and back
 
 
@@ -46,12 +45,12 @@ class Chip:
     @property
     def arch(self) -> str:
         """What ptxas calls it: sm_90a."""
-        return f"sm_{self.capability[0]}{self.capability[1]}a"
+        return "sm_{}{}a".format(*self.capability)
 
     @property
     def l2_bytes_per_s(self) -> float:
-        """What the L2 gives to all SMs."""
-        return _L2_BYTES_A_CYCLE * self.sms * self.clock_hz
+        """What the L2 gives to all SMs; 64 bytes a cycle is the most that it could be."""
+        return _Rates.l2_bytes * self.sms * self.clock_hz
 
     def flops_per_s(self, dtype: str = "bfloat16") -> float:
         """The tensor cores' peak for operands of `dtype`."""
@@ -61,7 +60,7 @@ class Chip:
 
     def mesh(self) -> jax.sharding.AbstractMesh:
         """One such GPU that exists only for tracing and lowering: the front end compiles for it."""
-        device = _Device(self.kind, self.sms, "cuda", self.capability)
+        device = _Device(self.kind, self.sms, "cuda", "{}.{}".format(*self.capability))
         return jax.sharding.AbstractMesh((), (), abstract_device=device)
 
     def target_config(self) -> str:
@@ -78,15 +77,7 @@ class Chip:
 class _Device(jax.sharding.AbstractDevice):
     """An abstract device with a compute capability, which Mosaic GPU asks for: seen on jax 0.11.2 and 0.12.0.1."""
 
-    capability: tuple[int, int] = (9, 0)
-
-    @property
-    def compute_capability(self) -> str:
-        return f"{self.capability[0]}.{self.capability[1]}"
-
-    @property
-    def core_count(self) -> int | None:
-        return self.num_cores
+    compute_capability: str = "9.0"
 
 
 _MESSAGE = """gpu_device_info {{

@@ -88,9 +88,9 @@ def _cuda() -> Path | None:
     return None
 
 
-def compile_program(blob: bytes, chip: Chip, *, timeout_s: float = TIME_LIMIT_S) -> Compiled:
+def compile_program(blob: bytes, chip: Chip) -> Compiled:
     """Compiles what jax.export serialised. Raises CompilerError, with "at FILE:LINE" where known, or CompilerDied."""
-    answer = _child(chip).compiled(timeout_s, blob=blob, target=chip.target_config())
+    answer = _child(chip).compiled(TIME_LIMIT_S, blob=blob, target=chip.target_config())
     if "error" in answer:
         place = _place(re.search(r"line (\d+); error", answer["error"]), answer["printed"])
         raise CompilerError(answer["error"] + (f"\nat {place[0]}:{place[1]}" if place else ""))

@@ -9,7 +9,6 @@ import importlib.util
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from ...installation import install_line
 from ..warm import Compiler, CompilerError
@@ -40,11 +39,26 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled program. files: what the compiler dumped, name -> text; copies: XLA's own, around the kernels."""
+    """A compiled program. text: as XLA writes it; files: what the compiler dumped, name -> text."""
 
-    kernels: tuple[Kernel, ...]
-    copies: int
+    text: str
+    temporary_bytes: int | None
     files: Mapping[str, str]
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """Its kernels, in order."""
+        found = re.finditer(
+            r"%(\S+) = (.*?) custom-call\(.*?custom_call_target=\"tpu_custom_call\""
+            r"(?:.*?operand_layout_constraints=\{(.*?\})\})?",
+            self.text,
+        )
+        return [Kernel(match[1], _hlo_shapes(match[2]), _hlo_shapes(match[3] or "")) for match in found]
+
+    @property
+    def copies(self) -> int:
+        """XLA's own, around the kernels."""
+        return len(re.findall(r" copy(?:-start)?\(", self.text))
 
     @property
     def operands_in_vmem(self) -> bool:
@@ -59,6 +73,10 @@ class Compiled:
         return None
 
 
+def _hlo_shapes(hlo: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\b([a-z]\w*\[[\d,]*\])", hlo))
+
+
 def nothing_in_vmem(chip: Chip) -> dict[str, str]:
     """Options that give a kernel all of VMEM: XLA otherwise moves small arrays there before the kernel starts."""
     return {"xla_tpu_scoped_vmem_limit_kib": str(chip.vmem_bytes >> 10)}
@@ -70,54 +88,6 @@ def missing() -> str | None:
     return HOW_TO_GET_IT if absent else None
 
 
-def compile_program(
-    blob: bytes,
-    chip: Chip,
-    axes: Mapping[str, int] | None = None,
-    *,
-    options: Mapping[str, str] | None = None,
-    timeout_s: float = TIME_LIMIT_S,
-) -> Compiled:
-    """Compiles what jax.export serialised. Raises CompilerError, or CompilerDied."""
-    answer = _answer(_COMPILER, blob, chip, axes, options, timeout_s)
-    return Compiled(tuple(Kernel(*each) for each in answer["kernels"]), answer["copies"], answer["files"])
-
-
-def compile_text(blob: bytes, chip: Chip) -> tuple[str, int | None]:
-    """(the compiled program as XLA writes it, bytes of its temporaries). Raises CompilerError, or CompilerDied."""
-    answer = _answer(_COMPILER, blob, chip, whole=True)
-    return answer["text"], answer["temporary_bytes"]
-
-
-def simulate_cycles(blob: bytes, chip: Chip, options: Mapping[str, str]) -> dict[str, int]:
-    """Kernel name -> cycles, by libtpu's simulator of the compiled program. Raises CompilerError, or CompilerDied."""
-    cycles = {}
-    for name, text in _answer(_SIMULATOR, blob, chip, None, options, _SIMULATOR_S)["files"].items():
-        found = re.search(r"estimated_cycles: (\d+)", text)
-        if found and name.endswith("static_llo_profile.textproto"):
-            cycles[name.partition(f"_{chip.kind}")[0]] = int(found[1])
-    return cycles
-
-
-def _answer(
-    process: Compiler,
-    blob: bytes,
-    chip: Chip,
-    axes: Mapping[str, int] | None = None,
-    options: Mapping[str, str] | None = None,
-    timeout_s: float = TIME_LIMIT_S,
-    **more: Any,
-) -> dict[str, Any]:
-    """What child.py answers of a program. Raises CompilerError, or CompilerDied."""
-    axes = dict(axes or {"x": 1})
-    topology = chip.topology_for(math.prod(axes.values()))
-    options = dict(options or {})
-    answer = process.compiled(timeout_s, blob=blob, topology=topology, axes=axes, options=options, **more)
-    if "error" in answer:
-        raise CompilerError(answer["error"])
-    return answer
-
-
 def _with_libtpu(flags: str) -> Compiler:
     """A process with libtpu in it. `flags` may name its folder as {folder}."""
     return Compiler("TPU", r"^F\d+ .*?\] (.*)$", {**_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags})
@@ -126,6 +96,35 @@ def _with_libtpu(flags: str) -> Compiler:
 _SIMULATOR_S = 30.0  # a program may take
 _COMPILER = _with_libtpu("--xla_jf_dump_to={folder}/dumps --xla_jf_dump_llo_pass_label_regex=^final_")
 _SIMULATOR = _with_libtpu("--xla_jf_dump_static_llo_profile_to={folder}/dumps")
+
+
+def compile_program(
+    blob: bytes,
+    chip: Chip,
+    axes: Mapping[str, int] | None = None,
+    *,
+    options: Mapping[str, str] | None = None,
+    timeout_s: float = TIME_LIMIT_S,
+    process: Compiler = _COMPILER,
+) -> Compiled:
+    """Compiles what jax.export serialised. Raises CompilerError, or CompilerDied."""
+    axes = dict(axes or {"x": 1})
+    topology = chip.topology_for(math.prod(axes.values()))
+    answer = process.compiled(timeout_s, blob=blob, topology=topology, axes=axes, options=dict(options or {}))
+    if "error" in answer:
+        raise CompilerError(answer["error"])
+    return Compiled(**answer)
+
+
+def simulate_cycles(blob: bytes, chip: Chip, options: Mapping[str, str]) -> dict[str, int]:
+    """Kernel name -> cycles, by libtpu's simulator of the compiled program. Raises CompilerError, or CompilerDied."""
+    cycles = {}
+    compiled = compile_program(blob, chip, options=options, timeout_s=_SIMULATOR_S, process=_SIMULATOR)
+    for name, text in compiled.files.items():
+        found = re.search(r"estimated_cycles: (\d+)", text)
+        if found and name.endswith("static_llo_profile.textproto"):
+            cycles[name.partition(f"_{chip.kind}")[0]] = int(found[1])
+    return cycles
 
 
 def warm(*, simulator: bool = True) -> None:

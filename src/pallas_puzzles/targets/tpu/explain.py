@@ -38,6 +38,8 @@ class _Failure:
         operation = re.search(r"failed to legalize operation '[^']*': (.*)|The MLIR operation involved:\s*(.*)", text)
         # the operation at fault, by the compiler's name, with its operands and types
         self.mlir = operation[1] or operation[2] if operation else ""
+        # shape and type of every Ref and of every vector in that: operands, then results
+        self.memrefs, self.vectors = (_shaped(kind, self.mlir) for kind in ("memref", "vector"))
 
     @property
     def ref(self) -> str:
@@ -51,16 +53,6 @@ class _Failure:
             if 0 <= number < len(names):
                 return names[number]
         return ""
-
-    @property
-    def memrefs(self) -> list[tuple[int, ...]]:
-        """Shape of every Ref in the operation's signature."""
-        return [shape for shape, _ in _shaped("memref", self.mlir)]
-
-    @property
-    def vectors(self) -> list[tuple[tuple[int, ...], str]]:
-        """Shape and type of every vector in the operation's signature: operands, then results."""
-        return _shaped("vector", self.mlir)
 
     @property
     def dtype(self) -> str:
@@ -118,14 +110,10 @@ def _call(text: str, calls: Sequence[Call]) -> Call | None:
     same = list(calls)
     if module:
         same = [call for call in calls if re.sub(r"\W", "_", call.name) == re.sub(r"\W", "_", module[1])]
-    elif results:
-        same = [call for call in calls if _shapes_in(results[1]) == [o.shape for o in call.outs]]
+    elif results:  # '(f32[8,128]{1,0:T(8,128)}, s32[])' -> [(8, 128), ()]
+        shapes = [numbers(sizes) for sizes in re.findall(r"\w\[([\d,]*)\]", results[1])]
+        same = [call for call in calls if shapes == [o.shape for o in call.outs]]
     return max(same or calls, key=lambda call: sum(each.nbytes for each in _held(call)), default=None)
-
-
-def _shapes_in(hlo: str) -> list[tuple[int, ...]]:
-    """'(f32[8,128]{1,0:T(8,128)}, s32[])' -> [(8, 128), ()]."""
-    return [numbers(sizes) for sizes in re.findall(r"\w\[([\d,]*)\]", hlo)]
 
 
 def _reader_line(place: str) -> tuple[SourceLine | None, str]:
@@ -279,7 +267,7 @@ def _over_smem(match: re.Match[str], failure: _Failure) -> str:
 def _unaligned(match: re.Match[str], failure: _Failure) -> str:
     axis, multiple = int(match[1]), int(match[2])
     ref = failure.ref or "x_ref"
-    shape = (failure.memrefs or [()])[0]
+    shape = failure.memrefs[0][0] if failure.memrefs else ()
     size = f"{shape[axis]}" if axis < len(shape) else "size"
     said = (
         f"{failure.ref or 'A ref'} is sliced along dimension {axis} from a start that is not known to be a multiple of "
@@ -297,7 +285,7 @@ def _unaligned(match: re.Match[str], failure: _Failure) -> str:
 def _unaligned_copy(match: re.Match[str], failure: _Failure) -> str:
     what, axis, tile = match[1], int(match[2]), int(match[3])
     ref = failure.ref or "an array in HBM"
-    shapes = failure.memrefs
+    shapes = [shape for shape, _ in failure.memrefs]
     rows = bool(shapes) and len(shapes[0]) == 2 and axis == 0
     said = f"A copy takes whole tiles of {ref}, and "
     if what == "size":
@@ -313,7 +301,7 @@ def _unaligned_copy(match: re.Match[str], failure: _Failure) -> str:
 
 
 def _narrow_copy(match: re.Match[str], failure: _Failure) -> str:
-    moved = [shape for shape in failure.memrefs if shape and shape[-1] % 128]
+    moved = [shape for shape, _ in failure.memrefs if shape and shape[-1] % 128]
     what = f", and this one moves {moved[0]}" if moved else ""
     return (
         f"A copy between HBM and VMEM starts and ends at multiples of 128 along the last dimension{what}: copy whole "
@@ -326,7 +314,7 @@ def _strided(match: re.Match[str], failure: _Failure) -> str:
     steps = re.search(r"strides = array<i32: ([\d, ]+)>", failure.mlir)
     strides = numbers(steps[1]) if steps else ()
     axis = next((i for i, stride in enumerate(strides) if stride > 1), 0)
-    step, shape = strides[axis] if strides else 2, (failure.memrefs or [()])[0]
+    step, shape = strides[axis] if strides else 2, failure.memrefs[0][0] if failure.memrefs else ()
     if failure.primitive == "swap":
         return (
             f"{ref} is stored to with a step, which takes 32-bit values and a ref that is 128 wide: store one row at a "
@@ -340,7 +328,7 @@ def _strided(match: re.Match[str], failure: _Failure) -> str:
 
 
 def _reshape(match: re.Match[str], failure: _Failure) -> str:
-    shapes = _shaped("vector", failure.mlir) or _shaped("memref", failure.mlir)
+    shapes = failure.vectors or failure.memrefs
     if len(shapes) < 2:
         return "A value cannot be reshaped like this in a TPU kernel: reshape the array outside of the kernel."
     (before, dtype), (after, _) = shapes[0], shapes[-1]

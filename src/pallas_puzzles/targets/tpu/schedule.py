@@ -125,7 +125,7 @@ def read(program: str, utilisation: str, *, looped: bool, trips: Sequence[float 
     bundles = list(_bundles(program))
     if not bundles:
         raise ValueError("no bundles in the compiler's dump: its format has changed")
-    names, capacity, counts = _utilisation(utilisation, len(bundles))
+    columns = _utilisation(utilisation, len(bundles))
     loops = _loops(bundles)
     outer = [loop for loop in loops if loop.depth == 1]
     body = max(outer, key=lambda loop: loop.length, default=None) if looped else None
@@ -133,24 +133,21 @@ def read(program: str, utilisation: str, *, looped: bool, trips: Sequence[float 
     inner = [loop for loop in loops if loop is not body and first <= loop.first and loop.last <= last]
     longer = [count for count in trips if count is None or count > 1]  # a loop of one round is none
     if len(longer) == len(inner):
-        inner = [
-            loop if loop.trips or count is None else dataclasses.replace(loop, trips=count)
-            for loop, count in zip(inner, longer, strict=True)
-        ]
+        known = zip(inner, longer, strict=True)
+        inner = [dataclasses.replace(loop, trips=loop.trips or count) for loop, count in known]
     weights = np.zeros(len(bundles))
     weights[first : last + 1] = 1
     for loop in inner:
         weights[loop.first : loop.last + 1] *= loop.trips or 1
-    columns = {name: counts[:, i] for i, name in enumerate(names)}
-    called = {slot: name for slot, known in SLOTS.items() for name in known if name in columns}
+    called = {slot: name for slot, names in SLOTS.items() for name in names if name in columns}
     return Schedule(
         bundles=len(bundles),
         body=body,
         inner=inner,
         skips=_skips(bundles, first, last, pipelined=body is not None),
-        use={slot: columns[name] / capacity[names.index(name)] for slot, name in called.items()},
-        spills=int(columns["VSTORE:SPILL"].sum()),
-        fills=int(columns["VLOAD:FILL"].sum()),
+        use={slot: columns[name][0] / columns[name][1] for slot, name in called.items()},
+        spills=int(columns["VSTORE:SPILL"][0].sum()),
+        fills=int(columns["VLOAD:FILL"][0].sum()),
         operands_in_vmem=len(set(_IN_VMEM.findall(program))),
         weights=weights,
     )
@@ -165,14 +162,15 @@ def _bundles(program: str) -> Iterator[_Bundle]:
         yield _Bundle(number, match["mark"] or "", match["depth"].count(">"), program[match.end() : end])
 
 
-def _utilisation(text: str, bundles: int) -> tuple[list[str], list[int], np.ndarray]:
+def _utilisation(text: str, bundles: int) -> dict[str, tuple[np.ndarray, int]]:
+    """Column -> (how many of its instructions each bundle holds, how many one could hold)."""
     lines = [*text.splitlines(), "", "", ""]
     names = [name.strip() for name in lines[1].split(",")]
     capacity = [int(n) for n in lines[2].split()]
     rows = [[int(n) for n in line.split()] for line in lines[4:] if line.strip()]
     if len(names) != len(capacity) or any(len(row) != len(names) for row in rows) or len(rows) != bundles:
         raise ValueError("the compiler's table of slots has another shape than expected")
-    return names, capacity, np.array(rows)
+    return {name: (column, most) for name, column, most in zip(names, np.array(rows).T, capacity, strict=True)}
 
 
 def _loops(bundles: list[_Bundle]) -> list[Loop]:
