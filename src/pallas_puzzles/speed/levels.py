@@ -271,9 +271,9 @@ def _cost(
 
 
 def _negligible(each: Instruction) -> bool:
-    """Scalars of a loop, and what only gives an array its place."""
+    """Scalars of a loop."""
     of_a_loop = each.op in ("copy", "add", "convert", "compare", "broadcast", "multiply")
-    return each.is_free or (each.cycles is None and of_a_loop and each.hbm_bytes < _NEGLIGIBLE_BYTES)
+    return each.cycles is None and of_a_loop and each.hbm_bytes < _NEGLIGIBLE_BYTES
 
 
 def _kernels(fn: Callable[..., Any], args: Sequence[Any], target: Chip, blob: bytes) -> Sequence[KernelReport]:

@@ -227,15 +227,19 @@ def _is_inability(error: BaseException, *unable: type[Exception]) -> bool:
 
 def raised_in_jax(error: BaseException) -> bool:
     """Whether it is JAX's own code that has raised an exception."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("jax.")
+    innermost = _frames(error)[-1:]
+    return any(frame.f_globals.get("__name__", "").startswith("jax.") for frame in innermost)
 
 
 def _stores_into_accumulator(error: BaseException) -> bool:
     """Whether this is how JAX's GPU simulator (jax 0.11.2, 0.12.0) fails at `acc[...] = ...`: it takes its own key for
     the accumulator. The error is of shapes, as if the kernel had a wrong one."""
-    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, ValueError) and frames[-1].startswith("_wgmma_accumulator_store")
+    innermost = _frames(error)[-1:] if isinstance(error, ValueError) else []
+    return any(frame.f_code.co_name.startswith("_wgmma_accumulator_store") for frame in innermost)
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _not_there(error: BaseException) -> bool:
@@ -343,8 +347,7 @@ def _waiting(timeout_s: float) -> SimulatorTimeout | None:
 
 
 def _line_of(error: BaseException) -> SourceLine | None:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return _line_in(reversed(frames)) or reader_line(error.__traceback__)
+    return _line_in(reversed(_frames(error))) or reader_line(error.__traceback__)
 
 
 class _Listener:

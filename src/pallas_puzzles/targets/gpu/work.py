@@ -130,9 +130,8 @@ def calls(program: Any, values: Sequence[Any]) -> list[Call]:
 
 
 def _known(value: Any) -> np.ndarray | None:
-    if isinstance(value, jax.ShapeDtypeStruct) or not np.issubdtype(np.dtype(value.dtype), np.integer):
-        return None
-    return np.asarray(value) if math.prod(np.shape(value)) <= _KNOWN_SIZE else None
+    known = not isinstance(value, jax.ShapeDtypeStruct) and _is_small_integer(value)
+    return np.asarray(value) if known else None
 
 
 def _integers(eqn: Any, given: Sequence[Any]) -> list[Any] | None:

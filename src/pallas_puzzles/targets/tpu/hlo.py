@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 _BYTES = {"pred": 1, "bf16": 2, "token": 0}
+# Operations, and targets of custom calls, that only say where an array is
 _FREE = frozenset(
     "parameter constant bitcast tuple get-tuple-element copy-done slice-done async-done async-update after-all "
-    "partition-id iota opt-barrier".split()
+    "partition-id iota opt-barrier AllocateBuffer ConcatBitcast".split()
 )
 _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>\S+) = (?P<shape>.*?) (?P<op>[\w-]+)\((?P<operands>.*)$")
@@ -41,11 +42,6 @@ class Instruction:
     def copies(self) -> bool:
         """A copy in the background: it costs bandwidth, and no cycles."""
         return self.op.endswith("-start")
-
-    @property
-    def is_free(self) -> bool:
-        """Only says where an array is."""
-        return self.target in ("AllocateBuffer", "ConcatBitcast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,21 +88,22 @@ def _walk(computations: Mapping[str, Sequence[_Line]], name: str, times: float) 
     lines = computations.get(name, ())
     shapes = {line.name: line.shape for line in lines}
     for line in lines:
-        if line.op in _FREE:
+        custom = re.search(r'custom_call_target="([^"]*)"', line.text)
+        target = custom[1] if custom else ""
+        if {line.op, target} & _FREE:
             continue
         if line.op in ("while", "call", "conditional"):
             for body in _bodies(line):
                 yield from _walk(computations, body, _trips(computations, line) * times)
             continue
         cycles = re.search(r'"estimated_cycles":"(\d+)"', line.text)
-        target = re.search(r'custom_call_target="([^"]*)"', line.text)
         yield Instruction(
             op=line.op,
             name=line.name,
             hbm_bytes=_traffic(line, shapes),
             cycles=float(cycles[1]) if cycles else None,
             times=times,
-            target=target[1] if target else "",
+            target=target,
         )
 
 
