@@ -1,7 +1,6 @@
 """What a right answer costs beyond its bytes: stores that nobody sees, steps in a row, wide products, branches."""
 
 import collections
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,41 +11,56 @@ from ..diagnose.steps import still_axes
 from ..ir.capture import Call, Outside, everywhere, line_of, named, primitive_of
 from ..ir.ops import in_dtypes, is_floating, out_dtype, summed_over
 from ..ir.program import count_operations, has_python_loop, lines_of
-from ..lens.machine import Trace
+from ..lens.machine import Trace, listed
 from ..lens.tally import tally
 from .budget import over
 
 
-def dead_stores(trace: Trace) -> dict[str, int]:
-    """Per output: the most steps of one visit that store into its block."""
-    most: dict[str, int] = {}
-    stored = collections.defaultdict(set)
-    for e in trace.events:
-        if e.op == "store":
-            stored[e.ref].add(e.step)
-    for j, o in enumerate(trace.call.outs):
-        visits = itertools.chain.from_iterable(trace.visits[j].values())
-        most[o.name] = max((len(stored[o.name] & set(v)) for v in visits), default=0)
-    return most
+def stored_again(trace: Trace, most: int) -> Iterator[Finding]:
+    """Outputs of which a block is stored at more steps of one visit than that."""
+    times = "once" if most == 1 else f"{most} times"
+    for o, visits in zip(trace.call.outs, trace.visits, strict=True):
+        events = [e for e in trace.events if e.ref == o.name]
+        stored = {e.step for e in events if e.op == "store"}
+        stores = max((len(stored.intersection(visit)) for each in visits.values() for visit in each), default=0)
+        if stores > most:
+            why = (
+                f"read back and stored again. If it holds a sum, keep the sum in scratch. Store the result {times}"
+                if any(e.op == "load" for e in events)
+                else f"and all but the last are thrown away: store it {times}"
+            )
+            ((line, _),) = collections.Counter(e.line for e in events if e.op == "store").most_common(1)
+            yield over(
+                o.name, f"{o.name} is stored at {stores} steps of each block, {why}, on the last step.", line=line
+            )
 
 
-def serial_steps(trace: Trace) -> tuple[int, list[int]]:
-    """(steps that follow one another when each index along the parallel axes has a core of its own, the axes that could
-    be parallel and are not)."""
+def in_a_row(trace: Trace, most: int) -> Iterator[Finding]:
+    """More steps that follow one another, when each index along the parallel axes has a core of its own, than that."""
     call = trace.call
     parallel = [d for d, s in enumerate(call.semantics) if "parallel" in s]
     serial = trace.n // max(1, math.prod(call.grid[d] for d in parallel))
+    if serial <= most:
+        return
+    text = f"{serial} of its {trace.n} steps have to follow one another; the budget is {most}. "
     outs = [k for k, o in enumerate(call.operands) if o.role == "out" and not o.in_hbm]
     still = {d for k in outs for d in still_axes(trace, k)}
-    if call.dynamic_bounds:
-        return serial, []  # JAX's simulator cannot run a grid in parallel whose length is data: no advice
     own = [d for d in range(len(call.grid)) if d not in call.vmapped]
-    return serial, [n for n, d in enumerate(own) if d not in still and d not in parallel and call.grid[d] > 1]
+    apart = [str(n) for n, d in enumerate(own) if d not in still and d not in parallel and call.grid[d] > 1]
+    if call.dynamic_bounds:  # JAX's simulator cannot run a grid in parallel whose length is data: no advice
+        apart = []
+    text += (
+        f"Grid {'axes' if apart[1:] else 'axis'} {listed(apart)} may be shared between cores: each index there has "
+        "output blocks of its own. Say so with 'parallel' in dimension_semantics."
+        if apart
+        else "Give each output block its own index along an axis that can be marked 'parallel'."
+    )
+    yield over("serial_steps", text, near=call.callers)
 
 
-def wide_products(call: Call, bits: int) -> Iterator[Finding]:
+def wide_products(trace: Trace, bits: int) -> Iterator[Finding]:
     """Matrix products whose operands are wider than that, and those of integers that the compiler refuses."""
-    for eqn in named(call.kernel, "dot_general"):
+    for eqn in named(trace.call.kernel, "dot_general"):
         wide = wide_operands(eqn, bits)
         if wide is not None:
             yield wide
@@ -63,16 +77,14 @@ def wide_operands(eqn: Any, bits: int) -> Finding | None:
     wide = [d for d in in_dtypes(eqn) if d.itemsize * 8 > bits]
     if not wide:
         return None
-    advice = (
-        f"Wide operands take the MXU longer, or are rounded on the way in. Give it operands of {bits} bits, and name "
-        "the type of the sum: preferred_element_type."
-    )
+    text = f"its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand, where {bits} are enough. "
     if summed_over(eqn) == 1:
-        advice = "It adds nothing up, so it is no work for the MXU: a column times a row, by *, gives the same table."
-    text = (
-        f"its matrix product multiplies {wide[0]}: {wide[0].itemsize * 8} bits an operand, where {bits} are enough. "
-        f"{advice}"
-    )
+        text += "It adds nothing up, so it is no work for the MXU: a column times a row, by *, gives the same table."
+    else:
+        text += (
+            f"Wide operands take the MXU longer, or are rounded on the way in. Give it operands of {bits} bits, and "
+        )
+        text += "name the type of the sum: preferred_element_type."
     return over("mxu_bits", text, line=line_of(eqn))
 
 
@@ -111,9 +123,9 @@ def over_flops(traces: Sequence[Trace], flops: int, most: int, evidence: Sequenc
     return over("flops", text, [*evidence, *said][:4], where)
 
 
-def branches(call: Call, most: int) -> Iterator[Finding]:
+def branches(trace: Trace, most: int) -> Iterator[Finding]:
     """More branches and loops in a kernel than there may be."""
-    found = list(named(call.kernel, "cond", "while", "scan"))
+    found = list(named(trace.call.kernel, "cond", "while", "scan"))
     if len(found) > most:
         many = "a branch" if len(found) == 1 else f"{len(found)} branches"
         advice = "Choose values instead of code: jnp.where." if most == 0 else "Do more of it in one of them."
@@ -122,8 +134,9 @@ def branches(call: Call, most: int) -> Iterator[Finding]:
         yield over("branches", text, [f"{line_of(e)}" for e in found[1:4]], line_of(found[0]))
 
 
-def written_out(call: Call, most: int) -> Iterator[Finding]:
+def written_out(trace: Trace, most: int) -> Iterator[Finding]:
     """A kernel of more operations than it may have."""
+    call = trace.call
     if (count := count_operations(call.kernel)) > most:
         why = ", because a Python loop is written out, turn by turn" if has_python_loop(call.kernel) else ""
         text = f"{call.name} consists of {count} operations{why}; the budget is {most}. "

@@ -6,7 +6,7 @@ from collections import Counter
 
 from ..diagnose.findings import Finding
 from ..ir.capture import SourceLine
-from ..lens.devices import Run
+from ..lens.devices import Run, Transfer
 from ..lens.machine import figures
 from ..text import human_bytes, plural
 from .budget import Bounds, Budget, exceeded, over
@@ -50,7 +50,7 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
     facts = {"fewer": _PASS_ON if any(t.hops > 1 for t in run.transfers) else _SEND_LESS}
     facts["meanwhile"] = _OVERLAP.format(f", mostly at {waits[0]}" if waits else "")
     for bound, text in exceeded(run.counts, budget, _COSTS, facts):
-        rows = _sent(run, by=0 if bound == "copies" else 2)
+        rows = _sent(run, by_links=bound != "copies")
         lines = [*(waits if bound == "exposed_ici_bytes" else ()), *(line for line, _ in rows)]
         found.append(over(bound, text, [said for _, said in rows], next(iter(lines), None), [*lines, *near]))
     on_each = dataclasses.replace(budget, **dict.fromkeys(_COSTS))
@@ -66,15 +66,16 @@ def _waits(run: Run) -> list[SourceLine]:
     return [line for line, _ in waits.most_common()]
 
 
-def _sent(run: Run, by: int) -> list[tuple[SourceLine, str]]:
-    """The lines that send most, and how much. by: 0 for copies, 1 for bytes, 2 for bytes on every link."""
-    by_line: dict[SourceLine | None, list[int]] = {}
+def _sent(run: Run, by_links: bool) -> list[tuple[SourceLine, str]]:
+    """The lines that send most, by bytes on every link or by copies, and how much."""
+    by_line: dict[SourceLine, list[Transfer]] = {}
     for t in run.transfers:
-        sums = by_line.setdefault(t.line, [0, 0, 0])
-        for i, n in enumerate((1, t.nbytes, t.nbytes * t.hops)):
-            sums[i] += n
-    rows = sorted(((line, sums) for line, sums in by_line.items() if line is not None), key=lambda row: -row[1][by])
+        if t.line is not None:
+            by_line.setdefault(t.line, []).append(t)
+    rows = [
+        (line, len(ts), sum(t.nbytes * t.hops for t in ts), sum(t.nbytes for t in ts)) for line, ts in by_line.items()
+    ]
     return [
         (line, f"{line}: {plural(n, 'time')}, {human_bytes(sent)}, {human_bytes(hops)} over all links: {line.text}")
-        for line, (n, sent, hops) in rows[:3]
+        for line, n, hops, sent in sorted(rows, key=lambda row: -row[2 if by_links else 1])[:3]
     ]

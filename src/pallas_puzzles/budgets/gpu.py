@@ -68,11 +68,9 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
     """'Right answer, but ...', for each bound that is exceeded."""
     near = [line for each in run.calls for line in each.kernel.callers]
     asked = {f.name for f in dataclasses.fields(budget) if getattr(budget, f.name) is not None}
+    ours = ", ".join(_WORDS)
     found = [
-        over(
-            bound,
-            f"the budget bounds {bound}, which a kernel for a GPU does not have. Bound one of {', '.join(_WORDS)}.",
-        )
+        over(bound, f"the budget bounds {bound}, which a kernel for a GPU does not have. Bound one of {ours}.")
         for bound in sorted(asked - _ALSO - _WORDS.keys())[:1]
     ]
     if budget.calls is not None and len(run.calls) != budget.calls:  # then every other figure is another one, too
@@ -81,9 +79,8 @@ def over_budget(run: Run, budget: Budget) -> list[Finding]:
     for bound, text in exceeded(run.counts, budget, _WORDS, _facts(run)):
         rows = [*_rows(bound, run)]
         lines = [line for line, _ in rows if line is not None]
-        found.append(
-            over(bound, text.rstrip(), [said for _, said in rows if said], next(iter(lines), None), lines + near)
-        )
+        evidence = [said for _, said in rows if said]
+        found.append(over(bound, text.rstrip(), evidence, next(iter(lines), None), lines + near))
     return found
 
 
@@ -93,15 +90,12 @@ def _facts(run: Run) -> dict[str, str]:
     copy_first = "Start the next copy before you compute with the last one, so that the two overlap."
     if counts.copies <= counts.ctas:  # in no CTA is there a next one
         copy_first = "A CTA copies, and then it computes. Compute in less time: with whole tiles, not row by row."
-    reread = "Read a tile into SMEM once, and use it there as often as you need it."
-    if not counts.copies:
-        reread = (
-            "Each x_gmem[...] is a load of its own. Load once and give it a name, or copy a tile into SMEM and use it "
-            "there."
-        )
     return {
         "arrays": human_bytes(once),
-        "once": reread,
+        "once": "Read a tile into SMEM once, and use it there as often as you need it."
+        if counts.copies
+        else "Each x_gmem[...] is a load of its own. Load once and give it a name, or copy a tile into SMEM and use "
+        "it there.",
         "unused": next((unused.cause for unused in _unused(run)), ""),
         "grids": "; ".join(f"{each.kernel.name} has the grid {each.kernel.grid}" for each in run.calls),
         "tensor_cycles": _cycles(counts.tensor_busy + counts.tensor_idle),
@@ -140,8 +134,7 @@ def _rows(bound: str, run: Run) -> Iterator[tuple[SourceLine | None, str]]:
     if bound == "gmem_bytes":
         read, written = human_bytes(counts.gmem_read_bytes), human_bytes(counts.gmem_write_bytes)
         yield None, f"read: {read}, written: {written}"
-        moved = [(line, n) for line, n in counts.moved_at.items() if line is not None]
-        for line, nbytes in sorted(moved, key=lambda row: -row[1])[:3]:
+        for line, nbytes in _most(counts.moved_at):
             yield line, f"{line}: {human_bytes(nbytes)}: {line.text}"
     elif bound == "copies":
         yield from ((unused.line, "") for unused in _unused(run))
@@ -163,10 +156,9 @@ def _rows(bound: str, run: Run) -> Iterator[tuple[SourceLine | None, str]]:
 
 
 _NOT_BEFORE = "What it waits for does not come before this"
-_Lines = Mapping[SourceLine | None, float]
 
 
-def _most(by_line: _Lines) -> list[tuple[SourceLine, float]]:
+def _most(by_line: Mapping[SourceLine | None, float]) -> list[tuple[SourceLine, float]]:
     """The lines with most of something, the first three."""
     return sorted(((line, n) for line, n in by_line.items() if line is not None), key=lambda row: -row[1])[:3]
 

@@ -3,7 +3,7 @@
 import collections
 
 from ..diagnose.findings import Finding
-from ..lens.flight import Transfer
+from ..lens.flight import Flight
 from ..lens.machine import Figures, Run
 from ..text import human_bytes, plural
 from .budget import over
@@ -14,8 +14,7 @@ def overlap_findings(run: Run, most_exposed: int | None, least_in_flight: int | 
     flights = [trace.flight for trace in run.traces]
     exposed = sum(flight.exposed_bytes for flight in flights)
     if most_exposed is not None and exposed > most_exposed:
-        alone = [t for flight in flights for t in flight.transfers if t.hbm and t.exposed]
-        return [_exposed(alone, exposed, most_exposed)]
+        return [_exposed(flights, exposed, most_exposed)]
     lowest = min((flight.in_flight_bytes for flight in flights), default=0.0)
     if least_in_flight is None or lowest >= least_in_flight:
         return []
@@ -52,9 +51,9 @@ def kept_findings(run: Run, costs: list[Figures], most: int) -> list[Finding]:
     return []
 
 
-def _exposed(alone: list[Transfer], exposed: int, most: int) -> Finding:
+def _exposed(flights: list[Flight], exposed: int, most: int) -> Finding:
     by_line = collections.defaultdict(list)
-    for transfer in alone:
+    for transfer in (t for flight in flights for t in flight.transfers if t.hbm and t.exposed):
         by_line[transfer.line, transfer.waited_at].append(transfer)
     rows = sorted(by_line.items(), key=lambda row: -sum(t.nbytes for t in row[1]))
     (started, waited), worst = rows[0]

@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..diagnose.findings import Finding
@@ -14,7 +14,7 @@ from ..lens.machine import Figures, Run, Trace, listed
 from ..lens.tally import tally
 from ..text import human_bytes, plural
 from .budget import Budget, over
-from .costs import branches, dead_stores, no_product, over_flops, serial_steps, wide_products, written_out
+from .costs import branches, in_a_row, no_product, over_flops, stored_again, wide_products, written_out
 from .overlap import kept_findings, overlap_findings
 
 
@@ -47,16 +47,12 @@ def over_budget(run: Run, costs: list[Figures], budget: Budget) -> list[Finding]
         text = f"it takes {steps} grid steps; the budget is {most}. Do more per step, or skip steps: {grids}."
         found.append(over("grid_steps", text))
     elif (most := budget.serial_steps) is not None:  # with too many steps it is no wonder that many follow one another
-        found += [f for trace in run.traces for f in _in_a_row(trace, most)]
-    if (bits := budget.mxu_bits) is not None:
-        found += [f for trace in run.traces for f in wide_products(trace.call, bits)]
+        found += [f for trace in run.traces for f in in_a_row(trace, most)]
+    if budget.mxu_bits is not None:
         found += no_product([trace.call for trace in run.traces])
-    if (most := budget.branches) is not None:
-        found += [f for trace in run.traces for f in branches(trace.call, most)]
-    if (most := budget.operations) is not None:
-        found += [f for trace in run.traces for f in written_out(trace.call, most)]
-    if (most := budget.output_stores) is not None:
-        found += [f for trace in run.traces for f in _stored_again(trace, most)]
+    for bound, check in _EACH_CALL.items():
+        if (most := getattr(budget, bound)) is not None:
+            found += [f for trace in run.traces for f in check(trace, most)]
     flops = sum(c.flops for c in costs)
     if (most := budget.flops) is not None and flops > most:
         by_call = [f"{t.call.name}: {sum(t.flops):,} FLOPs in {t.n} steps" for t in run.traces]
@@ -75,8 +71,18 @@ def over_budget(run: Run, costs: list[Figures], budget: Budget) -> list[Finding]
     return found + overlap_findings(run, budget.exposed_bytes, budget.in_flight_bytes)
 
 
+# bound -> findings about a call that exceeds it
+_EACH_CALL: dict[str, Callable[[Trace, int], Iterator[Finding]]] = {
+    "mxu_bits": wide_products,
+    "branches": branches,
+    "operations": written_out,
+    "output_stores": stored_again,
+}
+
+
 def _calls(run: Run, costs: list[Figures], wanted: int, most_bytes: int | None) -> Finding:
-    text, hbm = f"it uses {plural(len(costs), 'pallas_call')}; this puzzle asks for {wanted}.", _hbm_bytes(costs)
+    text = f"it uses {plural(len(costs), 'pallas_call')}; this puzzle asks for {wanted}."
+    hbm = sum(c.hbm_bytes for c in costs)
     if most_bytes is not None and hbm > most_bytes:
         text += f" Together they move {human_bytes(hbm)}; the budget is {human_bytes(most_bytes)}."
     outside = [o.line for o in sorted(run.outside, key=lambda o: -o.flops)]
@@ -84,13 +90,9 @@ def _calls(run: Run, costs: list[Figures], wanted: int, most_bytes: int | None) 
     return over("calls", text, _where_bytes_go(run, costs), near=[*near, *outside])
 
 
-def _hbm_bytes(costs: list[Figures]) -> int:
-    return sum(c.hbm_bytes for c in costs)
-
-
 def _blocks(run: Run, costs: list[Figures], budget: Budget) -> Iterator[Finding]:
     """What blocks cost: bytes that move, bytes that are held."""
-    hbm = _hbm_bytes(costs)
+    hbm = sum(c.hbm_bytes for c in costs)
     if (most := budget.hbm_bytes) is not None and hbm > most:
         advice, near = _moved_most(run, costs)
         text = f"it moves {human_bytes(hbm)} between HBM and VMEM; the budget is {human_bytes(most)}. {advice}"
@@ -105,34 +107,6 @@ def _blocks(run: Run, costs: list[Figures], budget: Budget) -> Iterator[Finding]
         rows += [f"scratch: {human_bytes(largest.scratch_bytes)}"] if largest.scratch_bytes else []
         text = f"it holds {human_bytes(largest.vmem_bytes)} of VMEM; the budget is {human_bytes(most)}."
         yield over("vmem_bytes", f"{text} Use smaller blocks.", rows, near=trace.call.callers)
-
-
-def _in_a_row(trace: Trace, most: int) -> Iterator[Finding]:
-    serial, apart = serial_steps(trace)
-    if serial > most:
-        text = f"{serial} of its {trace.n} steps have to follow one another; the budget is {most}. "
-        text += (
-            f"Grid {'axes' if apart[1:] else 'axis'} {listed(list(map(str, apart)))} may be shared between cores: "
-            "each index there has output blocks of its own. Say so with 'parallel' in dimension_semantics."
-            if apart
-            else "Give each output block its own index along an axis that can be marked 'parallel'."
-        )
-        yield over("serial_steps", text, near=trace.call.callers)
-
-
-def _stored_again(trace: Trace, most: int) -> Iterator[Finding]:
-    times = "once" if most == 1 else f"{most} times"
-    for name, stores in dead_stores(trace).items():
-        if stores > most:
-            back = any(e.op == "load" and e.ref == name for e in trace.events)
-            why = (
-                f"read back and stored again. If it holds a sum, keep the sum in scratch. Store the result {times}"
-                if back
-                else f"and all but the last are thrown away: store it {times}"
-            )
-            stored = collections.Counter(e.line for e in trace.events if e.op == "store" and e.ref == name)
-            ((line, _),) = stored.most_common(1)
-            yield over(name, f"{name} is stored at {stores} steps of each block, {why}, on the last step.", line=line)
 
 
 def _too_much_allocated(run: Run, most: int) -> Iterator[Finding]:
@@ -173,7 +147,9 @@ def _moved_most(run: Run, costs: list[Figures]) -> tuple[str, list[SourceLine]]:
         if own := _own_copies(run):
             ends = [(end, line) for line, each in own for t in each for end in (f"to {t.target}", f"from {t.source}")]
             counts = collections.Counter(end for end, _ in ends)
-            again = next((end for end, _ in ends if counts[end] > 1 and not _is_slot(run, end)), "")
+            slots = {s.name for t in run.traces for s in t.call.scratch}  # memory that is meant to be used again
+            copied_again = (end for end, n in counts.items() if n > 1 and end.split()[1].partition("[")[0] not in slots)
+            again = next(copied_again, "")
             lines = list(dict.fromkeys(line for end, line in ends if end == again and line is not None))
             advice = "Some of the copies that it starts itself are not needed"
             if again:
@@ -194,11 +170,6 @@ def _moved_most(run: Run, costs: list[Figures]) -> tuple[str, list[SourceLine]]:
     )
     lines = list(lines_of(row.operand.index_map)) if row.operand.index_map is not None else []
     return advice, [*lines, *trace.call.callers]
-
-
-def _is_slot(run: Run, end: str) -> bool:
-    """Whether the end of a copy is in scratch memory, which is meant to be used again."""
-    return any(end.split()[1].partition("[")[0] == s.name for trace in run.traces for s in trace.call.scratch)
 
 
 def _own_copies(run: Run) -> list[tuple[SourceLine | None, list[Transfer]]]:
