@@ -99,7 +99,7 @@ def test_simulator_still_ignores_the_padding_of_windows() -> None:
 def test_everything_that_a_correct_kernel_returns_was_written(exhibit: Exhibit) -> None:
     for trace in lens.trace(exhibit.fn, *exhibit.args).traces:
         for o, state in zip(trace.call.outs, trace.state, strict=True):
-            assert (state == WRITTEN).all(), f"{o.name}: {np.unique(state)}"
+            assert (state.seen() == WRITTEN).all(), f"{o.name}: {np.unique(state.seen())}"
 
 
 @pytest.mark.parametrize("name", ["matmul_f32", "vmapped_gather", "inner_pipeline_with_scratch"])
@@ -160,11 +160,10 @@ def test_figures_of_a_row_sum() -> None:
     assert (x.moves, x.hbm_bytes, x.once_bytes) == (12, 24 * 512 * 4, 24 * 512 * 4)
     assert (o.moves, o.hbm_bytes, o.once_bytes) == (3, 24 * 4, 24 * 4)
     k = [operand.name for operand in trace.call.operands].index("o_ref")
-    assert trace.flushed[k] == [False, False, False, True] * 3
-    assert trace.fetched[k] == [False] * 12
-    assert trace.fetched[1 - k] == [True] * 12
+    assert trace.moved[k] == [False, False, False, True] * 3
+    assert trace.moved[1 - k] == [True] * 12
     assert trace.visits[0] == {(0,): [[0, 1, 2, 3]], (1,): [[4, 5, 6, 7]], (2,): [[8, 9, 10, 11]]}
-    assert trace.writer[0].tolist() == [3] * 8 + [7] * 8 + [11] * 8
+    assert trace.writer[0].seen().tolist() == [3] * 8 + [7] * 8 + [11] * 8
 
 
 def test_figures_of_a_batched_product() -> None:
@@ -186,7 +185,7 @@ def test_an_input_that_stays_is_fetched_once() -> None:
     # grid (j, i): the bias block changes with j only
     trace = trace_of("add_bias_and_relu")
     k = [operand.name for operand in trace.call.operands].index("bias_ref")
-    assert trace.fetched[k] == [True, False, False] * 2
+    assert trace.moved[k] == [True, False, False] * 2
     assert by_operand(lens.figures(trace))["bias_ref"].hbm_bytes == 256 * 4
 
 
@@ -201,7 +200,7 @@ def test_gathered_blocks_are_fetched_only_when_they_change() -> None:
     trace = trace_of("gather_blocks")
     k = [operand.name for operand in trace.call.operands].index("table_ref")
     assert trace.blocks[k] == [(3, 0, 0), (0, 0, 0), (0, 0, 0), (5, 0, 0), (1, 0, 0)]
-    assert trace.fetched[k] == [True, True, False, True, True]
+    assert trace.moved[k] == [True, True, False, True, True]
 
 
 def test_chosen_buffering_is_counted() -> None:

@@ -543,7 +543,7 @@ def too_large_a_scratch(x: Any) -> Any:
 @pytest.mark.parametrize("fn", [too_large, too_large_a_scratch])
 def test_what_no_tpu_has_the_memory_for_is_refused_before_it_is_made(fn: Any) -> None:
     x = normal(16, 128)
-    with pytest.raises(lens.TooLarge):
+    with pytest.raises(lens.Refused):
         lens.trace(fn, x)
     verdict = check_call(fn, (x,), x)
     assert (verdict.status, verdict.findings[0].kind) == ("failed", "vmem")

@@ -97,7 +97,7 @@ def waiting(x: Any) -> Any:
 
 
 def test_temporaries_that_do_not_fit_together_are_refused_before_they_are_made() -> None:
-    with pytest.raises(lens.TooLarge, match=r"2 buffers and the values that wait for others, takes 350 MiB"):
+    with pytest.raises(lens.Refused, match=r"2 buffers and the values that wait for others, takes 350 MiB"):
         lens.trace(waiting, np.zeros((8, 128), np.float32))
 
 

@@ -283,7 +283,7 @@ def test_weights_are_fetched_once_for_each_column_block(puzzle_id):
     product = traced(puzzle_id)
     (w,) = [k for k, operand in enumerate(product.call.operands) if operand.name == "w_ref"]
     visited = {tuple(block) for block in product.blocks[w]}
-    assert sum(product.fetched[w]) == len(visited) < product.n
+    assert sum(product.moved[w]) == len(visited) < product.n
 
 
 def test_the_grid_is_as_long_as_there_are_visits():

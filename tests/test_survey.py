@@ -42,7 +42,7 @@ def test_a_grid_costs_what_running_it_costs(name):
         if seen.total.computed:
             assert (seen.total.flops, seen.total.transcendentals) == (run.flops, run.transcendentals)
         part = clip(trace, seen.first, seen.n)
-        for column in ("first", "steps", "blocks", "starts", "fetched", "flushed"):
+        for column in ("first", "steps", "blocks", "changed", "moved"):
             assert getattr(seen, column) == getattr(part, column), column
 
 

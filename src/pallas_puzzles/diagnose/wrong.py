@@ -100,7 +100,7 @@ def _status(w: Wrong, block: Block) -> tuple[str, str]:
     bad = w.cut(w.bad, block)
     if not bad.any():
         return "ok", "ok"
-    state = w.cut(w.trace.state[w.number], block)[bad]
+    state = w.cut(w.trace.state[w.number].seen(), block)[bad]
     if (state == NOT_VISITED).all():
         return ("unvisited", "never visited") if not w.o.in_hbm else ("never-stored", "never stored")
     if (state == NOT_STORED).all():
@@ -196,7 +196,7 @@ def _made_of(w: Wrong, block: Block) -> str:
 
 def _last_store(w: Wrong, block: Block) -> tuple[SourceLine | None, int | None]:
     """The line and the step that stored into a block last."""
-    writer = w.cut(w.trace.writer[w.number], block)
+    writer = w.cut(w.trace.writer[w.number].seen(), block)
     step = int(writer.max()) if writer.size else -1
     stores = [e for e in w.trace.events if e.op != "load" and e.ref == w.o.name and e.step == step]
     return (stores[-1].line, step) if stores else (None, None)
@@ -237,7 +237,7 @@ def _unvisited(w: Wrong, blocks: list[Block]) -> Finding:
 def _not_stored(w: Wrong, kind: str, blocks: list[Block], words: str) -> Finding:
     name, step = w.o.name, min([s for b in blocks for s in w.steps_of(b)], default=0)
     stores = [e for e in w.trace.events if e.op != "load" and e.ref == name]
-    written = w.trace.state[w.number] == WRITTEN
+    written = w.trace.state[w.number].seen() == WRITTEN
     if not stores and not (w.o.in_hbm and written.any()):  # a pipeline inside of a kernel writes by copies of its own
         cause = (
             f"no step stores anything into {name}: what you see is uninitialised memory. Write {name}[...] = value, "

@@ -103,17 +103,21 @@ class Incident:
 
 @dataclasses.dataclass
 class Trace:
-    """What a call did. Lists over operands are indexed by k (position in call.operands), over steps by s."""
+    """What a call did. Lists over operands are indexed by k (position in call.operands), over steps by s.
+
+    changed: whether the block is another one than at the step before. moved: whether it is copied, before the step
+    (inputs) or after it (outputs). state: per output and element NOT_VISITED, NOT_STORED, STALE or WRITTEN; writer: the
+    last step that stored it, or -1.
+    """
 
     call: Call
     steps: list[tuple[int, ...]]
-    blocks: list[list[Any]]  # tuples of int; None where the operand stays in HBM
-    starts: list[list[Any]]
-    fetched: list[list[bool]]
-    flushed: list[list[bool]]
+    blocks: list[list[Any]] = dataclasses.field(default_factory=list)  # tuples of int; None where it stays in HBM
+    changed: list[list[bool]] = dataclasses.field(default_factory=list)
+    moved: list[list[bool]] = dataclasses.field(default_factory=list)
     outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
-    states: list[Marks] = dataclasses.field(default_factory=list)
-    writers: list[Marks] = dataclasses.field(default_factory=list)
+    state: list[Marks] = dataclasses.field(default_factory=list)
+    writer: list[Marks] = dataclasses.field(default_factory=list)
     visits: list[dict[tuple[int, ...], list[list[int]]]] = dataclasses.field(default_factory=list)
     events: list[Event] = dataclasses.field(default_factory=list)
     incidents: list[Incident] = dataclasses.field(default_factory=list)
@@ -128,16 +132,6 @@ class Trace:
     @property
     def n(self) -> int:
         return len(self.steps)
-
-    @functools.cached_property
-    def state(self) -> list[np.ndarray]:
-        """Per output and element: NOT_VISITED, NOT_STORED, STALE or WRITTEN."""
-        return [marks.seen() for marks in self.states]
-
-    @functools.cached_property
-    def writer(self) -> list[np.ndarray]:
-        """Per output and element: the last step that stored it, or -1."""
-        return [marks.seen() for marks in self.writers]
 
     def with_pipelines(self) -> "Iterator[Trace]":
         """This trace, and those of the pipelines inside of the kernel."""
@@ -198,10 +192,16 @@ def figures(trace: Trace) -> Figures:
     """The costs of a traced call; blocks that hang over the edge count only their part inside the array."""
     if trace.total is not None:
         return trace.total
-    inside = max((p.vmem_bytes for p in trace.pipelines), default=0)  # they follow one another
-    rows = [_operand_figures(trace, k) for k in range(len(trace.call.operands))]
-    return dataclasses.replace(
-        figures_of(trace.call, rows, sum(trace.dma_bytes), inside),
+    rows = []
+    for o, blocks, moved in zip(trace.call.operands, trace.blocks, trace.moved, strict=True):
+        copied = [block for block, moves in zip(blocks, moved, strict=True) if moves]
+        elements = elements_of(o, np.array(copied, np.int64).reshape(len(copied), len(o.dims)))
+        rows.append(operand_figures(o, len(copied), nbytes_of((elements,), o.dtype)))
+    return figures_of(
+        trace.call,
+        rows,
+        trace.pipelines,
+        sum(trace.dma_bytes),
         flops=sum(trace.flops),
         transcendentals=sum(trace.transcendentals),
         steps=trace.n,
@@ -211,34 +211,32 @@ def figures(trace: Trace) -> Figures:
     )
 
 
-def figures_of(call: Call, rows: list[OperandFigures], dma_bytes: int, held_bytes: int) -> Figures:
-    """What a call moves and holds. held_bytes: what pipelines inside of it hold of VMEM."""
+def figures_of(
+    call: Call, rows: list[OperandFigures], pipelines: "list[Pipeline]", dma_bytes: int, **work: Any
+) -> Figures:
+    """What a call moves and holds. pipelines: inside of it. work: the other fields of Figures."""
     scratch = sum(s.nbytes for s in call.scratch if s.space == "vmem") + scoped_bytes(call.kernel)
+    inside = max((p.vmem_bytes for p in pipelines), default=0)  # they follow one another
     return Figures(
         name=call.name,
         operands=rows,
         scratch_bytes=scratch,
-        vmem_bytes=scratch + sum(r.vmem_bytes for r in rows) + held_bytes,
+        vmem_bytes=scratch + sum(r.vmem_bytes for r in rows) + inside,
         temporary_bytes=held(call.kernel)[0],
         dma_bytes=dma_bytes,
         hbm_bytes=dma_bytes + sum(r.hbm_bytes for r in rows),
         once_bytes=sum(r.once_bytes for r in rows),
-        flops=0,
-        transcendentals=0,
-        steps=0,
-        computed=False,
+        **work,
     )
 
 
-def _operand_figures(trace: Trace, k: int) -> OperandFigures:
-    o = trace.call.operands[k]
-    moved = trace.fetched[k] if o.role == "in" else trace.flushed[k]
-    elements = 0
-    for start, moves in zip(trace.starts[k], moved, strict=True):
-        if moves and start is not None:
-            inside = (max(0, min(s + b, d) - max(s, 0)) for s, b, d in zip(start, o.block, o.shape, strict=True))
-            elements += math.prod(inside)
-    return operand_figures(o, sum(moved), nbytes_of((elements,), o.dtype))
+def elements_of(o: Operand, blocks: np.ndarray) -> int:
+    """How many elements of the array are in these blocks, one a row."""
+    inside = np.ones(len(blocks), np.int64)
+    for place, d, size in zip(blocks.T.astype(np.int64), o.dims, o.shape, strict=True):
+        start = place - d.padding[0] if d.kind == "element" else place * d.size
+        inside *= np.maximum(np.minimum(start + d.size, size) - np.maximum(start, 0), 0)
+    return int(inside.sum())
 
 
 def operand_figures(o: Operand, moves: int, nbytes: int) -> OperandFigures:
@@ -450,7 +448,9 @@ class Machine(Copies, SparseCore):
             places.append((buffer, self.locate(buffer, transforms, "blocks", eqn)))
             o.copied = buffer.space in ("any", "hbm")
         with inside_of(eqn):
-            trace = run_grid(self.within(call), [], places)
+            machine = self.within(call)
+            trace = planned(machine, [])
+            Execution(machine, trace, [], places).run()
         costs = figures(trace)
         self.flops += costs.flops
         self.transcendentals += costs.transcendentals
@@ -723,14 +723,10 @@ def start_of(o: Operand, block: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(i - d.padding[0] if d.kind == "element" else i * d.size for i, d in zip(block, o.dims, strict=True))
 
 
-def _outside(o: Operand, start: tuple[int, ...]) -> bool:
-    return any(
-        s < -d.padding[0] or s >= max(size + d.padding[1], 1) for s, d, size in zip(start, o.dims, o.shape, strict=True)
-    )
-
-
-def changes(blocks: list[Any]) -> list[bool]:
-    return [s == 0 or blocks[s] != blocks[s - 1] for s in range(len(blocks))]
+def is_outside(o: Operand, block: tuple[int, ...]) -> bool:
+    """Whether a block starts where there is nothing."""
+    starts = zip(start_of(o, block), o.dims, o.shape, strict=True)
+    return any(s < -d.padding[0] or s >= max(size + d.padding[1], 1) for s, d, size in starts)
 
 
 def fed_by(run: "Run", number: int, made: Sequence[np.ndarray]) -> set[int]:
@@ -752,10 +748,8 @@ def _same_array(a: Any, b: Any) -> bool:
     return bool(np.array_equal(x, y, equal_nan=True))
 
 
-def plan(
-    machine: Machine, scalars: list[Buffer], first: int = 0, count: int | None = None
-) -> tuple[Trace, list[list[bool]]]:
-    """(which block is where at `count` steps from `first` on, by default at all; by operand, where its block changes).
+def plan(machine: Machine, scalars: list[Buffer], first: int = 0, count: int | None = None) -> Trace:
+    """Which block is where at `count` steps from `first` on, by default at all.
 
     first: at most so far that there are `count` steps.
     """
@@ -766,35 +760,19 @@ def plan(
     around = np.arange(first - lead, min(first + count + 1, n))  # with a neighbour on each side: what has changed?
     columns = np.array(np.unravel_index(around, call.grid or (1,)), np.int32)[: len(call.grid)]
     steps = list(map(tuple, columns.T.tolist()))
-    trace = Trace(call, steps[lead : lead + count], [], [], [], [], first=first)
-    changed = []
+    trace, here = Trace(call, steps[lead : lead + count], first=first), slice(lead, lead + count)
     for o in call.operands:
         blocks: list[Any] = [None] * len(steps)
         if not o.in_hbm:
             whole = o.index_map is None
             rows = [(0,) * len(o.shape)] * len(steps) if whole else block_rows(machine, o, columns, scalars).tolist()
             blocks = list(map(tuple, rows))
-        moved = changes(blocks)
-        moved = [*moved, True] if first + count == n else moved
-        blocks, into, out = blocks[lead : lead + count], moved[lead : lead + count], moved[lead + 1 : lead + count + 1]
-        nothing = [False] * count
-        trace.blocks.append(blocks)
-        trace.starts.append([None if b is None else start_of(o, b) for b in blocks])
-        trace.fetched.append(into if o.role == "in" and not o.in_hbm else nothing)
-        trace.flushed.append(out if o.role == "out" and not o.in_hbm else nothing)
-        changed.append(into)
-    return trace, changed
-
-
-def region(o: Operand, start: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
-    """(slices of the array, slices of the block, does the block lie wholly inside)."""
-    full, local, inside = [], [], True
-    for s, b, d in zip(start, o.block, o.shape, strict=True):
-        lo, hi = max(0, min(s, d)), max(0, min(s + b, d))
-        full.append(slice(lo, hi))
-        local.append(slice(lo - s, max(lo - s, hi - s)))
-        inside &= lo == s and hi == s + b
-    return tuple(full), tuple(local), inside
+        changed = [s == 0 or blocks[s] != blocks[s - 1] for s in range(len(blocks))]
+        leaves = [*changed[1:], first + count == n]
+        trace.blocks.append(blocks[here])
+        trace.changed.append(changed[here])
+        trace.moved.append([False] * count if o.in_hbm else changed[here] if o.role == "in" else leaves[here])
+    return trace
 
 
 def run_call(call: Call, *, detail: bool = True, plan_only: bool = False, max_steps: int = MAX_STEPS) -> Trace:
@@ -803,7 +781,11 @@ def run_call(call: Call, *, detail: bool = True, plan_only: bool = False, max_st
         if not plan_only:
             check_sizes(call)
         machine = Machine(call, detail)
-        return run_grid(machine, scalars_of(machine), None, plan_only, max_steps)
+        scalars = scalars_of(machine)
+        trace = planned(machine, scalars, max_steps)
+        if not plan_only:
+            Execution(machine, trace, scalars).run()
+        return trace
 
 
 def plan_pipeline(call: Call) -> Trace:
@@ -818,62 +800,40 @@ def plan_pipeline(call: Call) -> Trace:
                 Buffer("", np.asarray(c), "smem", "scalar", written=True, clock=machine) if np.ndim(c) else c
                 for c in consts
             ]
-        return run_grid(Machine(call, detail=False), [], None, plan_only=True, max_steps=PLANNED_STEPS)
+        return planned(Machine(call, detail=False), [], PLANNED_STEPS)
 
 
 class Refused(Beyond):
     """What no TPU can do, or nobody waits for. kind: of a finding; cause: why, for the reader; lines: the reader's."""
 
-    kind: str
-    cause: str
-    lines: list[SourceLine]
-
-
-class TooManySteps(Refused):
-    """A grid that nobody waits for."""
-
-    kind = "grid-steps"
-
-    def __init__(self, call: Call, steps: int, most: int):
-        advice = "use smaller arrays or larger blocks"
-        super().__init__(f"{call.name} has {steps} grid steps, more than {most}; {advice}")
-        blocks = [f"{o.name} has {math.prod(o.tiles):,}" for o in call.outs if not o.in_hbm]
-        self.cause = (
-            f"The grid {call.grid} has {steps:,} steps; at most {most:,} can be run here. A grid counts blocks"
-            + (f", and {listed(blocks)}." if blocks else ".")
-        )
-        self.lines = [line for line in (*call.callers, call.where) if line is not None]
-
-
-class TooLarge(Refused):
-    """An array in a kernel that no TPU has the memory for."""
-
-    kind = "vmem"
-
-    def __init__(self, call: Call, what: str, nbytes: int, line: SourceLine | None):
-        self.cause = (
-            f"{what} takes {human_bytes(nbytes)}, and no TPU has more than {human_bytes(MOST_VMEM)} of VMEM. What a "
-            "kernel makes lies in VMEM, as its blocks do: work on one block of it at a time."
-        )
-        self.lines = [x for x in (line, *call.callers, call.where) if x is not None]
-        super().__init__(f"{call.name}: {self.cause}")
+    def __init__(self, call: Call, kind: str, cause: str, said: str, line: SourceLine | None = None) -> None:
+        super().__init__(f"{call.name}{said}")
+        self.kind, self.cause = kind, cause
+        self.lines = [each for each in (line, *call.callers, call.where) if each is not None]
 
 
 def check_sizes(call: Call) -> None:
-    """Raises TooLarge for what cannot be in VMEM, before memory is allocated for it."""
+    """Raises Refused for what cannot be in VMEM, before memory is allocated for it."""
+    for what, nbytes, line in _in_vmem(call):
+        if nbytes > MOST_VMEM:
+            cause = (
+                f"{what} takes {human_bytes(nbytes)}, and no TPU has more than {human_bytes(MOST_VMEM)} of VMEM. What "
+                "a kernel makes lies in VMEM, as its blocks do: work on one block of it at a time."
+            )
+            raise Refused(call, "vmem", cause, f": {cause}", line)
+
+
+def _in_vmem(call: Call) -> Iterator[tuple[str, int, SourceLine | None]]:
+    """(what a kernel holds, how many bytes, whose line), and last of all what it holds at a time."""
     buffers = [(f"the block of {o.name}", nbytes_of(o.block, o.dtype)) for o in call.operands if not o.in_hbm]
     buffers += [(f"the scratch buffer {s.name}", s.nbytes) for s in call.scratch if s.space == "vmem"]
-    for what, nbytes in buffers:
-        if nbytes > MOST_VMEM:
-            raise TooLarge(call, what, nbytes, call.where)
+    yield from ((what, nbytes, call.where) for what, nbytes in buffers)
     for shape, dtype, line in temporaries(call.kernel):
-        if (nbytes := nbytes_of(shape, dtype)) > MOST_VMEM:
-            raise TooLarge(call, f"a temporary {dtype} array of shape {shape}", nbytes, line)
+        yield f"a temporary {dtype} array of shape {shape}", nbytes_of(shape, dtype), line
     temporary, line = held(call.kernel)
     needed = sum(nbytes for _, nbytes in buffers) + temporary // SURELY
-    if needed > MOST_VMEM:
-        parts = f"{plural(len(buffers), 'buffer')} and the values that wait for others" if temporary else "its buffers"
-        raise TooLarge(call, f"what the kernel holds at a time, {parts},", needed, line if temporary else call.where)
+    parts = f"{plural(len(buffers), 'buffer')} and the values that wait for others" if temporary else "its buffers"
+    yield f"what the kernel holds at a time, {parts},", needed, line if temporary else call.where
 
 
 def scalars_of(machine: Machine) -> list[Buffer]:
@@ -882,21 +842,18 @@ def scalars_of(machine: Machine) -> list[Buffer]:
     return [Buffer(n, np.asarray(v), "smem", "scalar", written=True, clock=machine) for n, v in named]
 
 
-def run_grid(
-    machine: Machine,
-    scalars: list[Buffer],
-    places: Sequence[tuple[Buffer, Place]] | None,
-    plan_only: bool = False,
-    max_steps: int = MAX_STEPS,
-) -> Trace:
-    """Runs a machine's grid. places: what the operands of a pipeline are; those of a call are its own arrays."""
-    steps = math.prod(machine.call.grid)
-    if steps > max_steps:
-        raise TooManySteps(machine.call, steps, max_steps)
-    trace, changed = plan(machine, scalars)
+def planned(machine: Machine, scalars: list[Buffer], most: int = MAX_STEPS) -> Trace:
+    """Which block is where at each step of a machine's grid. Raises Refused where it has more steps than that."""
+    call, steps = machine.call, math.prod(machine.call.grid)
+    if steps > most:
+        blocks = [f"{o.name} has {math.prod(o.tiles):,}" for o in call.outs if not o.in_hbm]
+        cause = f"The grid {call.grid} has {steps:,} steps; at most {most:,} can be run here. A grid counts blocks" + (
+            f", and {listed(blocks)}." if blocks else "."
+        )
+        said = f" has {steps} grid steps, more than {most}; use smaller arrays or larger blocks"
+        raise Refused(call, "grid-steps", cause, said)
+    trace = plan(machine, scalars)
     trace.incidents, trace.flight = machine.incidents, machine.flight
-    if not plan_only:
-        Execution(machine, trace, changed, scalars, places).run()
     return trace
 
 
@@ -906,7 +863,6 @@ class _Part:
 
     place: Place
     local: tuple[slice, ...]
-    inside: bool  # all of it
     outside: bool  # it starts where there is nothing
 
 
@@ -917,16 +873,14 @@ class Execution:
         self,
         machine: Machine,
         trace: Trace,
-        changed: list[list[bool]],
         scalars: list[Buffer],
-        places: Sequence[tuple[Buffer, Place]] | None,
+        places: Sequence[tuple[Buffer, Place]] | None = None,
     ):
-        self.m, self.t, self.changed, self.scalars, self.inner = machine, trace, changed, scalars, places is not None
+        """places: what the operands of a pipeline are; those of a call are its own arrays."""
+        self.m, self.t, self.scalars, self.inner = machine, trace, scalars, places is not None
         call = trace.call
-        self.hbm = [buffer for buffer, _ in places] if places is not None else self._arrays()
-        self.views = (
-            [place for _, place in places] if places is not None else [Place(h.shape, h.values.dtype) for h in self.hbm]
-        )
+        places = places if places is not None else [(h, Place(h.shape, h.values.dtype)) for h in self._arrays()]
+        self.hbm, self.views = [buffer for buffer, _ in places], [place for _, place in places]
         self.local = [
             h if o.in_hbm else Buffer.empty(o.name, o.ref_shape, o.dtype, o.space, o.role, machine)
             for h, o in zip(self.hbm, call.operands, strict=True)
@@ -976,7 +930,7 @@ class Execution:
                     ref.lose()
             m.flops = m.transcendentals = m.dma_bytes = 0
             m.unsure.clear()
-            if any(self.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):
+            if any(t.changed[k][s] for k in self.outs if not t.call.operands[k].in_hbm):
                 m.visit_start = s
             for k, o in enumerate(t.call.operands):
                 if not o.in_hbm:
@@ -985,7 +939,7 @@ class Execution:
             if after is not None and after(s):
                 return
             for j, k in enumerate(self.outs):
-                if t.flushed[k][s]:
+                if t.moved[k][s]:
                     self._flush(j, k, s)
             t.flops.append(m.flops)
             t.transcendentals.append(m.transcendentals)
@@ -993,35 +947,39 @@ class Execution:
         self._finish()
 
     def _arrive(self, k: int, o: Operand, s: int) -> None:
-        t = self.t
-        start, block = t.starts[k][s], t.blocks[k][s]
-        if self.changed[k][s]:
-            if self._part(k, start).outside:
-                self.m.incident("map-bounds", o.name, None, block=block, start=start, operand=o)
+        t, block, changed = self.t, self.t.blocks[k][s], self.t.changed[k][s]
+        if changed:
+            if self._part(k, block).outside:
+                self.m.incident("map-bounds", o.name, None, block=block, start=start_of(o, block), operand=o)
             if o.role == "in":
-                self._fetch(k, o, self._part(k, start))
+                self._fetch(k, o, self._part(k, block))
         if o.role == "out":
             visits = t.visits[self.outs.index(k)].setdefault(block, [])
-            if self.changed[k][s]:
+            if changed:
                 if visits and not self.inner:
                     self.m.incident("revisit", o.name, None, block=block, left_at=visits[-1][-1])
                 visits.append([])
                 self.local[k].arrive(left_at=s - 1)
             visits[-1].append(s)
 
-    def _part(self, k: int, start: tuple[int, ...]) -> "_Part":
-        found = self.parts.get((k, start))
+    def _part(self, k: int, block: tuple[int, ...]) -> "_Part":
+        found = self.parts.get((k, block))
         if found is None:
             o = self.t.call.operands[k]
-            full, local, inside = region(o, start)
-            found = self.parts[k, start] = _Part(self.views[k].part(full), local, inside, _outside(o, start))
+            starts = start_of(o, block)
+            ends = [
+                (max(0, min(s, d)), max(0, min(s + b, d))) for s, b, d in zip(starts, o.block, o.shape, strict=True)
+            ]
+            place = self.views[k].part(tuple(slice(low, high) for low, high in ends))
+            local = tuple(slice(low - s, max(low - s, high - s)) for s, (low, high) in zip(starts, ends, strict=True))
+            found = self.parts[k, block] = _Part(place, local, is_outside(o, block))
         return found
 
     def _fetch(self, k: int, o: Operand, part: "_Part") -> None:
         source, target, here, local = self.hbm[k], self.local[k], part.place, part.local
         self._touched(source, here, "reads")
         known = True if source.written is None else source.written.at(here)
-        if part.inside and known is True:
+        if here.shape == o.block and known is True:
             target.filled(source.lend(here).reshape(o.ref_shape), None)
             return
         values, written = poison(o.block, o.dtype, o.name), np.zeros(o.block, bool)
@@ -1035,7 +993,7 @@ class Execution:
 
     def _flush(self, j: int, k: int, s: int) -> None:
         o = self.t.call.operands[k]
-        at = self._part(k, self.t.starts[k][s])
+        at = self._part(k, self.t.blocks[k][s])
         block, target, there, local = self.local[k], self.hbm[k], at.place, at.local
         self._touched(target, there, "writes")
         assert block.written is not None, "an output block arrives unwritten"
@@ -1065,14 +1023,14 @@ class Execution:
                 copy = semaphore.missed()
                 out = copy.target.space in ("any", "hbm")
                 self.m.incident("unwaited", copy.target.name, copy.eqn, count=len(semaphore.due), out=out)
-        t.states, t.writers = self.state, self.writer
+        t.state, t.writer = self.state, self.writer
         for j, k in enumerate(self.outs):
             o, array = t.call.operands[k], self.hbm[k]
             if o.in_hbm:
-                t.states[j] = _marked(array)
-                t.writers[j] = array.writer or t.writers[j]
+                t.state[j] = _marked(array)
+                t.writer[j] = array.writer or t.writer[j]
             elif array.written is not None and not self._covered(k):
-                array.values[t.states[j].seen() == NOT_VISITED] = poison((), o.dtype)
+                array.values[t.state[j].seen() == NOT_VISITED] = poison((), o.dtype)
         t.outputs = [self._own(self.hbm[k].values) for k in self.outs]
 
     def _covered(self, k: int) -> bool:

@@ -16,12 +16,12 @@ import numpy as np
 from ..ir.capture import Call, Operand, depends_on
 from .machine import (
     PLANNED_STEPS,
-    Figures,
     Machine,
     OperandFigures,
     Pipeline,
     Trace,
     block_rows,
+    elements_of,
     figures,
     figures_of,
     is_elementwise,
@@ -46,31 +46,29 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     """
     machine = Machine(call, detail=False)
     scalars = scalars_of(machine)
-    trace, _ = plan(machine, scalars, first, count)
+    trace = plan(machine, scalars, first, count)
     most = _MOST // max(1, len(call.grid) * sum(not _stays(o) for o in call.operands))
     rows = [
         OperandFigures(o, 0, 0, 0, 0, o.array_bytes) if _stays(o) else _costs(machine, o, scalars, most)
         for o in call.operands
     ]
     trace.pipelines = [pipeline for p in counted.pipelines for pipeline in _pipeline(p)]
-    trace.total = _figures(trace, rows, counted)
+    trace.total = figures_of(
+        call,
+        rows,
+        trace.pipelines,
+        sum(p.hbm_bytes for p in trace.pipelines),
+        flops=round(counted.flops) if counted.exact else 0,
+        transcendentals=round(counted.transcendentals) if counted.exact else 0,
+        steps=math.prod(call.grid),
+        computed=counted.exact,
+    )
     return trace
 
 
 def _stays(o: Operand) -> bool:
     """Whether no blocks of it are copied for the kernel."""
     return o.in_hbm or o.index_map is None
-
-
-def _figures(trace: Trace, rows: list[OperandFigures], counted: Tally) -> Figures:
-    held = max((p.vmem_bytes for p in trace.pipelines), default=0)
-    return dataclasses.replace(
-        figures_of(trace.call, rows, sum(p.hbm_bytes for p in trace.pipelines), held),
-        flops=round(counted.flops) if counted.exact else 0,
-        transcendentals=round(counted.transcendentals) if counted.exact else 0,
-        steps=math.prod(trace.call.grid),
-        computed=counted.exact,
-    )
 
 
 def _pipeline(p: PipelineRuns) -> Iterator[Pipeline]:
@@ -85,18 +83,9 @@ def _costs(machine: Machine, o: Operand, scalars: list[Buffer], most: int) -> Op
     moves, elements, exact = Fraction(), Fraction(), True
     for blocks, times, all_of_them in _visits(machine, o, scalars, most):
         moves += times * len(blocks)
-        elements += times * _elements(o, blocks)
+        elements += times * elements_of(o, blocks)
         exact = exact and all_of_them
     return dataclasses.replace(operand_figures(o, round(moves), round(elements * o.itemsize)), exact=exact)
-
-
-def _elements(o: Operand, blocks: np.ndarray) -> int:
-    """How many elements of the array are in these blocks, one a row."""
-    inside = np.ones(len(blocks), np.int64)
-    for place, d, size in zip(blocks.T.astype(np.int64), o.dims, o.shape, strict=True):
-        start = place - d.padding[0] if d.kind == "element" else place * d.size
-        inside *= np.maximum(np.minimum(start + d.size, size) - np.maximum(start, 0), 0)
-    return int(inside.sum())
 
 
 def _visits(
@@ -145,15 +134,12 @@ def clip(trace: Trace, first: int, count: int) -> Trace:
         if first == trace.first or math.prod(trace.call.grid) <= count:
             return trace
         machine = Machine(trace.call, detail=False)
-        part, _ = plan(machine, scalars_of(machine), first, count)
+        part = plan(machine, scalars_of(machine), first, count)
         return dataclasses.replace(part, total=trace.total, pipelines=trace.pipelines)
     first = max(0, min(first, n - count))
     here = slice(first, first + count)
-    columns: dict[str, Any] = {name: [column[here] for column in getattr(trace, name)] for name in _BY_OPERAND}
-    steps: dict[str, Any] = {
-        name: getattr(trace, name)[here] for name in ("steps", "flops", "transcendentals", "dma_bytes")
+    parts: dict[str, Any] = {
+        name: [column[here] for column in getattr(trace, name)] for name in ("blocks", "changed", "moved")
     }
-    return dataclasses.replace(trace, first=first, total=figures(trace), **columns, **steps)
-
-
-_BY_OPERAND = ("blocks", "starts", "fetched", "flushed")
+    parts |= {name: getattr(trace, name)[here] for name in ("steps", "flops", "transcendentals", "dma_bytes")}
+    return dataclasses.replace(trace, first=first, total=figures(trace), **parts)

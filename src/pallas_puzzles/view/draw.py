@@ -44,7 +44,7 @@ from .paper import (
     svg_text,
     swatch,
 )
-from .words import Block, block_words, in_range, moved, moved_word, state_words
+from .words import Block, block_words, in_range, moved_word, state_words
 
 MAX_DRAWN_STEPS = 512
 MAX_DRAWN_CALLS = 8
@@ -396,7 +396,7 @@ def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
         return {"n": p.title}
     else:
         keys = [(tuple(map(int, trace.blocks[k][s] or ())), in_range(trace, k, s)) for s in range(n)]
-        about = {"v": moved_word(operand), "m": "".join(str(int(on)) for on in moved(trace, k)[:n])}
+        about = {"v": moved_word(operand), "m": "".join(str(int(on)) for on in trace.moved[k][:n])}
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     places = [(p.map.place(block) if inside else None) or (None, None) for block, inside in number]
     blocks = [[x and round(x, 1), y and round(y, 1), *block] for (x, y), (block, _) in zip(places, number, strict=True)]
@@ -730,6 +730,6 @@ def _silent_outputs(traces: list[Trace]) -> list[str]:
     notes = []
     for t in traces:
         for o, state in zip(t.call.outs, t.state, strict=False):
-            if t.n and state.size and not (state == WRITTEN).any():
+            if t.n and math.prod(o.shape) and not (state.seen() == WRITTEN).any():
                 notes.append(f"{t.call.name} has not stored anything in {o.name} yet.")
     return notes

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ir.capture import Call, Operand
-from ..lens.machine import Figures, OperandFigures, Trace, _outside, figures
+from ..lens.machine import Figures, OperandFigures, Trace, figures, is_outside
 from ..text import COLUMNS, LINES, cut, human_bytes, plural, times
 from .paper import Axis, axes_of, even_axes
 
@@ -22,19 +22,14 @@ def block_words(operand: Operand) -> str:
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
-def moved(trace: Trace, k: int) -> list[bool]:
-    """At which steps the block of operand k is copied: inputs before the step, outputs after it."""
-    return trace.fetched[k] if trace.call.operands[k].role == "in" else trace.flushed[k]
-
-
 def moved_word(operand: Operand) -> str:
     """What it is called when a block of this operand is copied."""
     return "fetched" if operand.role == "in" else "written back"
 
 
 def in_range(trace: Trace, k: int, step: int) -> bool:
-    start = trace.starts[k][step]
-    return start is None or not _outside(trace.call.operands[k], start)
+    block = trace.blocks[k][step]
+    return block is None or not is_outside(trace.call.operands[k], block)
 
 
 def state_words(trace: Trace, k: int, step: int) -> str:
@@ -44,7 +39,7 @@ def state_words(trace: Trace, k: int, step: int) -> str:
         return "stays in HBM"
     if not in_range(trace, k, step):
         return "out of range"
-    return moved_word(operand) if moved(trace, k)[step] else "kept"
+    return moved_word(operand) if trace.moved[k][step] else "kept"
 
 
 def step_words(trace: Trace, step: int) -> str:
@@ -178,7 +173,7 @@ def _text_strip(trace: Trace, operands: list[int]) -> list[str]:
     which = which if total > 1 else "the only step"
     lines = [f"{which}: █ moved between HBM and VMEM, ─ kept in VMEM"]
     for k in operands:
-        cells = "".join("█" if on else "─" for on in moved(trace, k)[:n])
+        cells = "".join("█" if on else "─" for on in trace.moved[k][:n])
         name = trace.call.operands[k].name
         lines.append(f"  {name[:name_w]:{name_w}}  {cells}{'…' if n < trace.n else ''}")
     return lines

@@ -11,7 +11,7 @@ from ...ir.capture import Call, SourceLine, asked_line_of, line_of
 from ...ir.ops import Beyond, around, following, inside_of
 from ...ir.places import Place
 from ..copies import Copy, plain_ref
-from ..machine import Execution, Machine, Trace, check_sizes, plan, scalars_of
+from ..machine import Execution, Machine, Trace, check_sizes, planned, scalars_of
 from ..memory import Buffer
 from ..regions import region_of
 from .clocks import Clock, Who
@@ -279,9 +279,8 @@ def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, e
         check_sizes(call)
         machine = Device(call, detail, world, memory, device, number, collective_id)
         scalars = scalars_of(machine)
-        trace, changed = plan(machine, scalars)
-        trace.incidents = machine.incidents
-        execution = Execution(machine, trace, changed, scalars, None)
+        trace = planned(machine, scalars)
+        execution = Execution(machine, trace, scalars)
         for i, buffer in enumerate([*execution.local, *execution.scratch]):
             memory.add(device, (*number, i), buffer)
         memory.entered[device, number] = world.tick(device).count
