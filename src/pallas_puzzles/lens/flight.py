@@ -6,8 +6,11 @@ was started on its semaphore has been waited for.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..ir.capture import SourceLine, line_of
 from ..ir.held import Kept
@@ -16,27 +19,28 @@ from .memory import Buffer
 from .regions import Region, region_of
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False)
 class Transfer:
-    """One copy that a kernel started. source, target: its Refs, "x_buf[1]". nbytes: of it; hbm: to or from HBM.
+    """One copy that a kernel started, from a part of a Ref, src, to one of another, dst.
+
+    It reads and writes as late as possible: when somebody waits for it. value, known: what it has read, if it has.
 
     start, end: of its flight, as numbers of moments (see Flight.moments); end is None while nobody knows that it has
-    arrived. exposed: nothing was computed between. passed: a wait on its semaphore has returned, which may have been
-    for another copy. kept_bytes: of values loaded from its target that are needed after it has started, see
-    `ir.held.kept`; kept_of: one of the loads. Or of values that are computed before its wait and needed after it; then
-    kept_of is None. line, waited_at, loaded_at: the reader's, of the start, the wait and that
-    load.
+    arrived. work: FLOPs before it. exposed: nothing was computed between. passed: a wait on its semaphore has returned,
+    which may have been for another copy. kept_bytes: of values loaded from its target that are needed after it has
+    started, see `ir.held.kept`; kept_of: one of the loads. Or of values that are computed before its wait and needed
+    after it; then kept_of is None. line, waited_at, loaded_at: the reader's, of the start, the wait and that load.
     """
 
-    source: str
-    target: str
-    nbytes: int
-    hbm: bool
+    src: Buffer
+    reads: Place
+    dst: Buffer
+    writes: Place
     eqn: Any
-    semaphore: str
-    start: int
-    work: float
-    parts: list[tuple[Buffer, Region, bool]]
+    value: np.ndarray | None = None
+    known: Any = None
+    start: int = 0
+    work: float = 0.0
     end: int | None = None
     exposed: bool = False
     kept_bytes: int = 0
@@ -44,10 +48,34 @@ class Transfer:
     passed: bool = False
     wait_eqn: Any = None
 
+    @functools.cached_property
+    def parts(self) -> list[tuple[Buffer, Region, bool]]:
+        """The memory that it uses, and whether it writes there."""
+        ends = (self.src, self.reads, False), (self.dst, self.writes, True)
+        return [(ref, region_of(place, ref.shape), writes) for ref, place, writes in ends]
+
+    @property
+    def source(self) -> str:
+        """ "x_buf[1]"."""
+        return label(self.src.name, self.parts[0][1])
+
+    @property
+    def target(self) -> str:
+        return label(self.dst.name, self.parts[1][1])
+
+    @property
+    def nbytes(self) -> int:
+        return self.writes.nbytes
+
+    @property
+    def hbm(self) -> bool:
+        """Whether it is to or from HBM."""
+        return bool({"any", "hbm"} & {self.src.space, self.dst.space})
+
     @property
     def comes_in(self) -> bool:
         """Whether it is out of HBM."""
-        return any(buffer.space in ("any", "hbm") for buffer, _, written in self.parts if not written)
+        return self.src.space in ("any", "hbm")
 
     @property
     def line(self) -> SourceLine | None:
@@ -60,6 +88,38 @@ class Transfer:
     @property
     def waited_at(self) -> SourceLine | None:
         return _line(self.wait_eqn)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Semaphore:
+    """count: what has been signalled, or has arrived. due: (what brings more, how much), in the order of the starts.
+
+    open: copies that no wait has named. A wait takes bytes, whichever copy has brought them. flying: copies that may be
+    on their way; owed: how much was started or signalled and not waited for.
+    """
+
+    name: str
+    count: int = 0
+    due: list[tuple[Callable[[Transfer], None], Transfer, int]] = dataclasses.field(default_factory=list)
+    open: list[Transfer] = dataclasses.field(default_factory=list)
+    flying: list[Transfer] = dataclasses.field(default_factory=list)
+    owed: int = 0
+
+    def arrive(self, needed: float) -> None:
+        """Lets as many copies arrive as it takes."""
+        while self.due and self.count < needed:
+            happen, copy, nbytes = self.due.pop(0)
+            happen(copy)
+            self.count += nbytes
+
+    def named(self, target: str) -> None:
+        """A wait names a copy; or another one of as many bytes, and then it is for the oldest."""
+        if self.open:
+            self.open.pop(next((n for n, copy in enumerate(self.open) if copy.target == target), 0))
+
+    def missed(self) -> Transfer:
+        """A copy that is due, and that nobody waits for."""
+        return self.open[0] if len(self.open) == len(self.due) else self.due[0][1]
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,21 +158,19 @@ class Flight:
         self.loaded: dict[int, tuple[Buffer, Region]] = {}  # id() of a `get` -> from where it has loaded last
         self.transfers: list[Transfer] = []
         self.moments: list[Moment] = []
-        self.open: dict[Buffer, list[Transfer]] = {}
-        self.of: dict[Any, list[Transfer]] = {}  # semaphore -> copies that may be on their way
-        self.owed: dict[Any, int] = {}  # semaphore -> started and not waited for
+        self.open: dict[Buffer, list[tuple[Transfer, Semaphore]]] = {}  # copies that use it, on their way
         self.work = self.carried = 0.0  # FLOPs; FLOPs x bytes on their way
         self.bytes_open = 0
 
-    def start(self, transfer: Transfer, semaphore: Any, amount: int) -> None:
+    def start(self, transfer: Transfer, semaphore: Semaphore, amount: int) -> None:
         self.noted = True
-        transfer.start = len(self.moments)
+        transfer.start, transfer.work = len(self.moments), self.work
         self.moments.append(Moment("start", transfer.eqn, transfers=[transfer]))
         self.transfers.append(transfer)
-        self.of.setdefault(semaphore, []).append(transfer)
-        self.owed[semaphore] = self.owed.get(semaphore, 0) + amount
+        semaphore.flying.append(transfer)
+        semaphore.owed += amount
         for buffer, _, _ in transfer.parts:
-            self.open.setdefault(buffer, []).append(transfer)
+            self.open.setdefault(buffer, []).append((transfer, semaphore))
         self.bytes_open += transfer.nbytes if transfer.hbm else 0
         for value in self.kept.get(id(transfer.eqn), ()):
             lost = [load for load in value.loads if self._overwrites(transfer, load)]
@@ -126,23 +184,20 @@ class Flight:
         buffer, part = self.loaded[id(load)]
         return any(written and other is buffer and part.meets(there) for other, there, written in transfer.parts)
 
-    def signalled(self, semaphore: Any, amount: int) -> None:
-        self.owed[semaphore] = self.owed.get(semaphore, 0) + amount
-
-    def waited(self, semaphore: Any, amount: int | None, eqn: Any) -> None:
+    def waited(self, semaphore: Semaphore, amount: int | None, eqn: Any) -> None:
         """A wait for so much has returned. None: for all there is."""
-        self.owed[semaphore] = 0 if amount is None else max(0, self.owed.get(semaphore, 0) - amount)
-        arrived = []
-        if self.owed[semaphore] <= 0:
-            arrived = self.of.pop(semaphore, [])
-        for transfer in self.of.get(semaphore, ()):
+        semaphore.owed = 0 if amount is None else max(0, semaphore.owed - amount)
+        arrived: list[Transfer] = []
+        if semaphore.owed == 0:
+            arrived, semaphore.flying = semaphore.flying, []
+        for transfer in semaphore.flying:
             transfer.passed = True
         for transfer in arrived:
             transfer.end, transfer.wait_eqn = len(self.moments), eqn
             transfer.exposed = transfer.work == self.work
             self.bytes_open -= transfer.nbytes if transfer.hbm else 0
             for buffer, _, _ in transfer.parts:
-                self.open[buffer].remove(transfer)
+                self.open[buffer].remove((transfer, semaphore))
         over = sum(value.nbytes for value in self.kept.get(id(eqn), ()))
         if arrived and over > arrived[0].kept_bytes:
             arrived[0].kept_bytes, arrived[0].kept_of = over, None
@@ -172,8 +227,8 @@ class Flight:
             if use not in uses:
                 uses.append(use)
 
-    def clashes(self, buffer: Buffer, place: Place, writes: bool) -> Iterator[tuple[str, Transfer, int]]:
-        """Copies on their way that use an access's memory: (what is wrong, the copy, how many are on its semaphore).
+    def clashes(self, buffer: Buffer, place: Place, writes: bool) -> Iterator[tuple[str, Transfer, Semaphore]]:
+        """Copies on their way that use an access's memory: (what is wrong, the copy, its semaphore).
 
         What is wrong: "no-wait" (it is still written), "reused" (it is still read) or "shared-semaphore" (a wait has
         returned, and does not say for which copy).
@@ -182,11 +237,14 @@ class Flight:
         if not known:
             return
         part = region_of(place, buffer.shape)
-        for transfer in known:
+        for transfer, semaphore in known:
             for other, there, written in transfer.parts:
                 if other is buffer and (written or writes) and part.meets(there):
-                    kind = "shared-semaphore" if transfer.passed else "no-wait" if written else "reused"
-                    yield kind, transfer, len(next((each for each in self.of.values() if transfer in each), []))
+                    yield (
+                        "shared-semaphore" if transfer.passed else "no-wait" if written else "reused",
+                        transfer,
+                        semaphore,
+                    )
 
     @property
     def exposed_bytes(self) -> int:

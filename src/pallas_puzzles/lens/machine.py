@@ -55,8 +55,8 @@ from ..ir.ops import (
 from ..ir.places import Place, locate
 from ..ir.program import scoped_bytes, temporaries
 from ..text import human_bytes, plural
-from .copies import Copies, Semaphore, known_in, plain_ref
-from .flight import Flight
+from .copies import Copies, known_in, plain_ref
+from .flight import Flight, Semaphore
 from .memory import Buffer, Marks
 from .sparse import SparseCore
 
@@ -336,7 +336,6 @@ class Machine(Copies, SparseCore):
         self.flops = self.transcendentals = self.dma_bytes = 0
         self.pipelines: dict[int, Pipeline] = {}
         self.semaphores: dict[tuple[Buffer, int], Semaphore] = outer.semaphores if outer is not None else {}
-        self.dma_semaphores: dict[tuple[int, int], bool] = {}
         self.acts: dict[int, Callable[[Any, list[Any]], Any]] = {}
         self.flight: Flight = (
             outer.flight
@@ -602,15 +601,9 @@ class Machine(Copies, SparseCore):
             self.flight.touched(ref, place, True, eqn)
         value = to_numpy(value).astype(place.dtype, copy=False)
         old = ref.load(place, whole) if whole or mask is not None or _wanted(eqn) else value
-        if mask is None:
-            self._put(ref, place, value)
-        else:
+        if mask is not None:
             mask = np.broadcast_to(np.asarray(mask, bool), old.shape)
-            ref.store(place, np.where(mask, value, old), whole)
-            if ref.written is not None:
-                ref.written.put(place, ref.written.at(place) | mask, whole)
-            if ref.writer is not None:
-                ref.writer.put(place, np.where(mask, home.step, ref.writer.at(place)), whole)
+        self._put(ref, place, value if mask is None else np.where(mask, value, old), mask=mask)
         self.note("store", ref, old.nbytes == ref.values.nbytes and mask is None, eqn)
         return old
 
@@ -618,10 +611,12 @@ class Machine(Copies, SparseCore):
         if self.detail:
             ref.clock.events.append(Event(ref.clock.step, op, ref.name, whole, eqn))
 
-    def _put(self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True) -> None:
+    def _put(
+        self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True, mask: np.ndarray | None = None
+    ) -> None:
         whole = place.covers(ref.shape)
         ref.store(place, value, whole)
-        ref.mark(place, written, ref.clock.step, whole)
+        ref.mark(place, written, ref.clock.step, whole, mask)
 
     # -- addresses
 
@@ -1021,8 +1016,8 @@ class Execution:
         for semaphore in self.m.semaphores.values():
             if semaphore.due:
                 copy = semaphore.missed()
-                out = copy.target.space in ("any", "hbm")
-                self.m.incident("unwaited", copy.target.name, copy.eqn, count=len(semaphore.due), out=out)
+                out = copy.dst.space in ("any", "hbm")
+                self.m.incident("unwaited", copy.dst.name, copy.eqn, count=len(semaphore.due), out=out)
         t.state, t.writer = self.state, self.writer
         for j, k in enumerate(self.outs):
             o, array = t.call.operands[k], self.hbm[k]

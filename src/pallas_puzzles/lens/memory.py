@@ -156,9 +156,9 @@ class Buffer:
             self._shared = False
         place.set(self.values, values)
 
-    def mark(self, place: Place, written: Any, step: int, whole: bool) -> None:
-        """Notes a store: which elements now hold something, and the step that they are from."""
+    def mark(self, place: Place, written: Any, step: int, whole: bool, mask: np.ndarray | None = None) -> None:
+        """Notes a store, perhaps under a mask: which elements now hold something, and the step that they are from."""
         if self.written is not None:
-            self.written.put(place, written, whole)
+            self.written.put(place, written if mask is None else self.written.at(place) | mask, whole)
         if self.writer is not None:
-            self.writer.put(place, step, whole)
+            self.writer.put(place, step if mask is None else np.where(mask, step, self.writer.at(place)), whole)

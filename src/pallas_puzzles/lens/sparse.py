@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ir.ops import evaluate
 from ..ir.places import Place
-from .copies import known_in, plain_ref
+from .copies import plain_ref
 from .memory import Buffer
 
 
@@ -23,6 +23,7 @@ class SparseCore:
     incident: Callable[..., None]
     note: Callable[..., None]
     load_from: Callable[..., np.ndarray]
+    _put: Callable[..., None]
 
     def _do_parallel_loop(self, eqn: Any, values: list[Any]) -> list[Any]:
         lower, upper, step, consts, carry = jax.tree.unflatten(eqn.params["tree"], values)
@@ -95,11 +96,7 @@ class SparseCore:
             np.add.at(after, where, x)
         else:
             after[where] = x
-        ref.store(place, after, whole=False)
-        if ref.written is not None:
-            ref.written.put(place, known_in(ref, place) | touched, whole=False)
-        if ref.writer is not None:
-            ref.writer.put(place, np.where(touched, ref.clock.step, ref.writer.at(place)), whole=False)
+        self._put(ref, place, after, mask=touched)
         self.note("store", ref, False, eqn)
         return before
 

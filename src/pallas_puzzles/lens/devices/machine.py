@@ -10,7 +10,8 @@ import numpy as np
 from ...ir.capture import Call, SourceLine, asked_line_of, line_of
 from ...ir.ops import Beyond, around, following, inside_of
 from ...ir.places import Place
-from ..copies import Copy, plain_ref
+from ..copies import plain_ref
+from ..flight import Transfer
 from ..machine import Execution, Machine, Trace, check_sizes, planned, scalars_of
 from ..memory import Buffer
 from ..regions import region_of
@@ -204,7 +205,7 @@ class Device(Machine):
             left, came = world.timeline.send(self.device, to, writes.nbytes, line, shown)
         else:
             left = came = world.timeline.local(self.device, writes.nbytes)
-        copy = Copy(source, reads, target, writes, eqn)
+        copy = Transfer(source, reads, target, writes, eqn)
         for at, sem, where, event, clock, when, happen in (
             (3, src_sem, self.device, reader, read_clock, left, self._read),
             (2, dst_sem, to, writer, write_clock, came, self._deliver),
@@ -216,19 +217,19 @@ class Device(Machine):
                 later = functools.partial(happen, copy)
                 world.arrive(key, Arrival(event, amount, clock, name, line, when, later), sem_name, unit)
 
-    def _read(self, copy: Copy) -> None:
+    def _read(self, copy: Transfer) -> None:
         if copy.value is not None:
             return
         super()._read(copy)
         assert copy.value is not None, "it has been read"
         if not np.all(copy.known):
-            name = region_of(copy.reads, copy.source.shape).named(copy.source.name)
+            name = region_of(copy.reads, copy.src.shape).named(copy.src.name)
             count = int(copy.value.size - np.count_nonzero(np.broadcast_to(copy.known, copy.value.shape)))
             access = Access(self.who, "sends", line_of(copy.eqn))
             self.world.found.add(Finding("unwritten", name, self.who, access, count=count))
 
-    def _is_traffic(self, copy: Copy) -> bool:
-        return copy.source.space != copy.target.space and super()._is_traffic(copy)
+    def _is_traffic(self, copy: Transfer) -> bool:
+        return copy.src.space != copy.dst.space and super()._is_traffic(copy)
 
     def _do_dma_wait(self, eqn: Any, values: list[Any]) -> None:
         _, dst, sem = jax.tree.unflatten(eqn.params["tree"], values)[:3]
