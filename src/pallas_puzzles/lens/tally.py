@@ -27,12 +27,20 @@ Known = np.ndarray | None  # one value per grid step (or one for all of them); N
 class Branch:
     """A body under `pl.when` or `lax.cond`.
 
-    taken: share of its chances at each step; None where that is unknown. elements: how many its equations make.
+    elements: how many its equations make. often: how often it runs at each step, and would, were it always taken.
+    known: whether it is known when it is taken.
     """
 
     line: SourceLine | None
-    taken: np.ndarray | None
     elements: int
+    often: Any = 0.0
+    known: bool = True
+
+    @property
+    def taken(self) -> np.ndarray | None:
+        """The share of its chances at each step; None where that is unknown."""
+        runs, chances = self.often
+        return np.divide(runs, chances, out=np.ones_like(runs), where=chances > 0) if self.known else None
 
 
 @dataclasses.dataclass
@@ -92,15 +100,8 @@ def tally(call: Call, *, scalars_known: bool = True) -> Tally:
     scalars: list[Any] = [np.asarray(v) if scalars_known else None for v in call.scalars]
     scalars += [None] * (len(call.scalar_names) - len(scalars))
     refs = [*scalars, *[None] * (len(call.kernel.invars) - len(scalars))]
-    counter.run(call.kernel, refs, np.ones(counter.steps), np.ones(counter.steps))
-    return counter.result() if counter.followed else _times(counter.result(), math.prod(call.grid))
-
-
-def _times(once: Tally, number: float) -> Tally:
-    """What a step does, as often as all steps do it."""
-    total = Tally(branches=once.branches, trips=once.trips)
-    total.add(once, number)
-    return total
+    counter.run(call.kernel, refs, np.ones((2, counter.steps)))
+    return counter.result()
 
 
 class _Counter:
@@ -114,54 +115,46 @@ class _Counter:
         self.total = Tally()
         self.folded = folded(call.kernel)
         self.site: SourceLine | None = None  # of a jnp function, inside of it
-        # (equation, branch) -> [line, elements, executed, possible, known]
-        self.chances: dict[tuple[int, int], list[Any]] = {}
+        self.branches: dict[tuple[int, int], Branch] = {}  # by equation and number
         self.loops: dict[int, list[float | None]] = {}
 
     def result(self) -> Tally:
-        for line, elements, executed, possible, known in self.chances.values():
-            share = np.divide(executed, possible, out=np.ones(self.steps), where=possible > 0)
-            self.total.branches.append(Branch(line, share if known else None, elements))
-        for trips in self.loops.values():
-            known_trips = [t for t in trips if t is not None]
-            self.total.trips.append(float(np.mean(known_trips)) if len(known_trips) == len(trips) else None)
-        return self.total
+        trips = [None if None in each else float(np.mean(each)) for each in self.loops.values()]  # type: ignore[arg-type]
+        total = Tally(branches=list(self.branches.values()), trips=trips)
+        total.add(self.total, 1 if self.followed else math.prod(self.call.grid))
+        return total
 
     def run(
-        self,
-        jaxpr: Any,
-        values: Sequence[Any],
-        weight: np.ndarray,
-        possible: np.ndarray,
-        consts: Sequence[Any] | None = None,
+        self, jaxpr: Any, values: Sequence[Any], often: np.ndarray, consts: Sequence[Any] | None = None
     ) -> list[Any]:
-        """Counts a program. weight: how often it runs at each step; possible: how often, were every branch taken."""
+        """Counts a program. often: how often it runs at each step; and how often it would, were every branch taken."""
         given = [None if isinstance(c, jax.core.Tracer) else c for c in (jaxpr.consts if consts is None else consts)]
-        return interpret(jaxpr, values, lambda eqn, operands: self.apply(eqn, operands, weight, possible), given)
+        return interpret(jaxpr, values, lambda eqn, operands: self.apply(eqn, operands, often), given)
 
-    def apply(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+    def apply(self, eqn: Any, values: list[Any], often: np.ndarray) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
-        if name == "program_id":
-            return [self.index[self.axes[params["axis"]]] if self.followed else None]
-        if name == "num_programs":
-            return [np.asarray(self.call.grid[self.axes[params["axis"]]])]
-        if name == "cond":
-            return self._cond(eqn, values, weight, possible)
-        if name == "scan":
-            return self._scan(eqn, values, weight, possible)
-        if name == "while":
-            return self._while(eqn, values, weight, possible)
-        if name == "emit_pipeline":
-            return self._pipeline(eqn, values, weight)
-        if name == "get":
-            return [self._get(eqn, values)]
+        match name:
+            case "program_id":
+                return [self.index[self.axes[params["axis"]]] if self.followed else None]
+            case "num_programs":
+                return [np.asarray(self.call.grid[self.axes[params["axis"]]])]
+            case "cond":
+                return self._cond(eqn, values, often)
+            case "scan":
+                return self._scan(eqn, values, often)
+            case "while":
+                return self._while(eqn, values, often)
+            case "emit_pipeline":
+                return self._pipeline(eqn, values, often)
+            case "get":
+                return [self._get(eqn, values)]
         if name == "dma_start":
             self.total.copies = True
         inner = inlined(eqn)
         if inner is not None:
             before, self.site = self.site, self.site or line_of(eqn)
             try:
-                return self.run(inner, values, weight, possible)
+                return self.run(inner, values, often)
             finally:
                 self.site = before
         unknown: list[Any] = [None] * len(eqn.outvars)
@@ -169,9 +162,9 @@ class _Counter:
         if nested:  # run_scoped, which is given what its body refers to, and whatever else runs a body once
             for body in nested:
                 consts = values if name == "run_scoped" else None
-                self.run(body, [None] * len(body.invars), weight, possible, consts)
+                self.run(body, [None] * len(body.invars), often, consts)
             return unknown
-        self._count(eqn, weight)
+        self._count(eqn, often[0])
         scalar = all(getattr(v.aval, "shape", None) == () for v in [*eqn.invars, *eqn.outvars])
         if scalar and name in ELEMENTWISE and all(v is not None for v in values):
             return [evaluate(eqn, values)]
@@ -190,42 +183,37 @@ class _Counter:
             once.mxu_flops = {in_dtypes(eqn)[0].name: flops}
         self.total.add(once, float(weight.sum()))
 
-    def _cond(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+    def _cond(self, eqn: Any, values: list[Any], often: np.ndarray) -> list[Any]:
         which, operands = values[0], values[1:]
-        bodies = eqn.params["branches"]
+        bodies, known = eqn.params["branches"], which is not None
         results: list[list[Any]] = []
         for number in reversed(range(len(bodies))):  # the compiler lays out the true branch first
-            known = which is not None
-            taken = weight * (np.asarray(which).astype(int) == number) if known else weight
+            inside = np.array([often[0] * (np.asarray(which).astype(int) == number), often[1]]) if known else often
             if bodies[number].eqns:
-                never = np.zeros(self.steps)
-                chance = self.chances.setdefault(
-                    (id(eqn), number), [line_of(eqn), _elements(bodies[number]), never, never, True]
-                )
-                chance[2] = chance[2] + taken
-                chance[3] = chance[3] + possible
-                chance[4] = chance[4] and known
+                branch = self.branches.setdefault((id(eqn), number), Branch(line_of(eqn), _elements(bodies[number])))
+                branch.often = branch.often + inside
+                branch.known &= known
                 self.total.exact &= known or (not self.followed and _is_free(bodies[number]))
-            results.append(self.run(bodies[number], operands, taken, possible))
+            results.append(self.run(bodies[number], operands, inside))
         if which is None or any(v is None for result in results for v in result):
             return [None] * len(eqn.outvars)
         cases = list(reversed(results))
         return [np.choose(np.asarray(which).astype(int), [case[i] for case in cases]) for i in range(len(eqn.outvars))]
 
-    def _scan(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+    def _scan(self, eqn: Any, values: list[Any], often: np.ndarray) -> list[Any]:
         length, body = eqn.params["length"], eqn.params["jaxpr"]
         consts, carry, xs = scan_groups(eqn, values)
         self.loops.setdefault(id(eqn), []).append(float(length))
         per_row: list[Any] = [None] * len(xs)
         if length <= _UNROLLED:
             for _ in range(length):
-                out = self.run(body, [*consts, *carry, *per_row], weight, possible)
+                out = self.run(body, [*consts, *carry, *per_row], often)
                 carry = out[: len(carry)]
             return [*carry, *[None] * (len(eqn.outvars) - len(carry))]
-        self.run(body, [*consts, *[None] * len(carry), *per_row], weight * length, possible * length)
+        self.run(body, [*consts, *[None] * len(carry), *per_row], often * length)
         return [None] * len(eqn.outvars)
 
-    def _while(self, eqn: Any, values: list[Any], weight: np.ndarray, possible: np.ndarray) -> list[Any]:
+    def _while(self, eqn: Any, values: list[Any], often: np.ndarray) -> list[Any]:
         """A fori_loop whose bounds are known at each step, or else a loop that is counted once."""
         params = eqn.params
         n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
@@ -233,9 +221,8 @@ class _Counter:
         trips = self._trips(params["cond_jaxpr"], [*values[:n_cond], *state])
         self.loops.setdefault(id(eqn), []).append(None if trips is None else float(np.mean(trips)))
         self.total.exact &= trips is not None
-        times = np.ones(self.steps) if trips is None else np.broadcast_to(trips, self.steps).astype(float)
         inside = [*values[n_cond : n_cond + n_body], *[None] * len(state)]
-        self.run(params["body_jaxpr"], inside, weight * times, possible * times)
+        self.run(params["body_jaxpr"], inside, often if trips is None else often * trips)
         return [None] * len(eqn.outvars)
 
     def _trips(self, test: Any, values: list[Any]) -> Known:
@@ -245,22 +232,21 @@ class _Counter:
         low, high = (np.asarray(v.val) if is_literal(v) else ends.get(v) for v in test.eqns[0].invars)
         return None if low is None or high is None else np.maximum(high - low, 0)
 
-    def _pipeline(self, eqn: Any, values: list[Any], weight: np.ndarray) -> list[Any]:
+    def _pipeline(self, eqn: Any, values: list[Any], often: np.ndarray) -> list[Any]:
         """A grid inside of this one. What differs from step to step of the outer one is not known in it."""
         once = [v if v is None or var.aval.shape else _same(v) for v, var in zip(values, eqn.invars, strict=True)]
         given = [UNKNOWN if v is None else v for v in once]
         call, _ = describe_pipeline(eqn, given, self.call.name)
-        inner, times = _Counter(call), float(weight.sum())
+        inner, times = _Counter(call), float(often[0].sum())
         inner.site = self.site
         consts = [None if c is UNKNOWN else c for c in call.consts or ()]
-        every = np.ones(inner.steps)
-        inner.run(call.kernel, [None] * len(call.kernel.invars), every, every, consts)
-        mine = inner.result() if inner.followed else _times(inner.result(), math.prod(call.grid))
+        inner.run(call.kernel, [None] * len(call.kernel.invars), np.ones((2, inner.steps)), consts)
+        mine = inner.result()
         self.total.add(mine, times)
         for number, branch in enumerate(mine.branches):
-            share = np.full(self.steps, 1.0 if branch.taken is None else float(np.mean(branch.taken)))
-            chance = [branch.line, branch.elements, weight * share, weight, branch.taken is not None]
-            self.chances.setdefault((id(eqn), number), chance)
+            share = 1.0 if branch.taken is None else float(np.mean(branch.taken))
+            found = dataclasses.replace(branch, often=np.array([often[0] * share, often[0]]))
+            self.branches.setdefault((id(eqn), number), found)
         self.loops.setdefault(id(eqn), []).append(float(math.prod(call.grid)))
         for loop, trips in inner.loops.items():
             self.loops.setdefault(loop, []).extend(trips)
