@@ -77,5 +77,5 @@ def _sent(run: Run, by_links: bool) -> list[tuple[SourceLine, str]]:
     ]
     return [
         (line, f"{line}: {plural(n, 'time')}, {human_bytes(sent)}, {human_bytes(hops)} over all links: {line.text}")
-        for line, n, hops, sent in sorted(rows, key=lambda row: -row[2 if by_links else 1])[:3]
+        for line, n, hops, sent in sorted(rows, key=lambda row: -(row[2] if by_links else row[1]))[:3]
     ]

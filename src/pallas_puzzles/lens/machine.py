@@ -349,8 +349,9 @@ class Machine(Copies, SparseCore):
             name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_do_")
         }
 
-    def incident(self, kind: str, ref: str, eqn: Any, **more: Any) -> None:
-        count, total, block = more.pop("count", 0), more.pop("total", 0), more.pop("block", None)
+    def incident(
+        self, kind: str, ref: str, eqn: Any, count: int = 0, total: int = 0, block: Any = None, **more: Any
+    ) -> None:
         at = tuple(int(i) for i in self.index)
         self.incidents.append(Incident(kind, self.step, at, ref, eqn, count, total, block, more))
 
@@ -471,11 +472,11 @@ class Machine(Copies, SparseCore):
 
     def _do_axis_index(self, eqn: Any, values: list[Any]) -> Any:
         name = eqn.params["axis_name"]
-        if name not in self.call.grid_names and self.outer is not None:
+        if name in self.call.grid_names:
+            return np.int32(self.index[self.call.grid_names.index(name)])
+        if self.outer is not None:
             return self.outer._do_axis_index(eqn, values)
-        if name not in self.call.grid_names:
-            raise Beyond(f"the position on the mesh axis {name!r}: several devices")
-        return np.int32(self.index[self.call.grid_names.index(name)])
+        raise Beyond(f"the position on the mesh axis {name!r}: several devices")
 
     def _do_multiple_of(self, eqn: Any, values: list[Any]) -> Any:
         return values[0]
@@ -770,14 +771,14 @@ def plan(machine: Machine, scalars: list[Buffer], first: int = 0, count: int | N
     return trace
 
 
-def run_call(call: Call, *, detail: bool = True, plan_only: bool = False, max_steps: int = MAX_STEPS) -> Trace:
+def run_call(call: Call, *, detail: bool = True, plan_only: bool = False) -> Trace:
     """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step."""
     with following(call.name):
         if not plan_only:
             check_sizes(call)
         machine = Machine(call, detail)
         scalars = scalars_of(machine)
-        trace = planned(machine, scalars, max_steps)
+        trace = planned(machine, scalars)
         if not plan_only:
             Execution(machine, trace, scalars).run()
         return trace
@@ -786,16 +787,14 @@ def run_call(call: Call, *, detail: bool = True, plan_only: bool = False, max_st
 def plan_pipeline(call: Call) -> Trace:
     """Which block of a pipeline inside of a kernel is where at each step, without running it. Raises Beyond."""
     with following(call.name):
+        machine = Machine(call, detail=False)
         for o in call.operands:  # what an index map reads: numbers, and tables of them
             consts = o.index_consts or ()
             if any(c is UNKNOWN for c in consts):
                 raise Beyond(f"an index map of {call.name} that depends on the outer grid")
-            machine = Machine(call, detail=False)
-            o.index_consts = [
-                Buffer("", np.asarray(c), "smem", "scalar", written=True, clock=machine) if np.ndim(c) else c
-                for c in consts
-            ]
-        return planned(Machine(call, detail=False), [], PLANNED_STEPS)
+            tables = (Buffer("", np.asarray(c), "smem", "scalar", machine) for c in consts)
+            o.index_consts = [table if table.shape else c for table, c in zip(tables, consts, strict=True)]
+        return planned(machine, [], PLANNED_STEPS)
 
 
 class Refused(Beyond):
@@ -834,7 +833,7 @@ def _in_vmem(call: Call) -> Iterator[tuple[str, int, SourceLine | None]]:
 def scalars_of(machine: Machine) -> list[Buffer]:
     """The prefetched scalars of a call."""
     named = zip(machine.call.scalar_names, machine.call.scalars, strict=True)
-    return [Buffer(n, np.asarray(v), "smem", "scalar", written=True, clock=machine) for n, v in named]
+    return [Buffer(n, np.asarray(v), "smem", "scalar", machine) for n, v in named]
 
 
 def planned(machine: Machine, scalars: list[Buffer], most: int = MAX_STEPS) -> Trace:
@@ -898,21 +897,16 @@ class Execution:
     def _arrays(self) -> list[Buffer]:
         """The arrays in HBM that a call works on; an output may be one of its inputs."""
         call = self.t.call
-        inputs = [
-            Buffer(o.name, x, "hbm", "in", written=True, clock=self.m)
-            for o, x in zip(call.ins, call.inputs, strict=True)
-        ]
+        inputs = [Buffer(o.name, x, "hbm", "in", self.m) for o, x in zip(call.ins, call.inputs, strict=True)]
         outputs = []
         for j, o in enumerate(call.outs):
             aliased = [inputs[i] for i, out in call.aliases.items() if out == j]
             for shared in aliased[:1]:
                 shared.role, shared.writer = "out", Marks(shared.shape, np.int32, -1)
-            new = Buffer.empty if o.in_hbm else Buffer.allocated
-            outputs += aliased[:1] or [new(o.name, o.shape, o.dtype, "hbm", "out", self.m)]
+            outputs += aliased[:1] or [Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out", self.m)]
         return [*inputs, *outputs]
 
-    def run(self, after: Callable[[int], bool] | None = None) -> None:
-        """Runs every step. after(step) is asked behind each body, and ends the run by True."""
+    def run(self) -> None:
         m, t = self.m, self.t
         refs = [*self.scalars, *self.local, *self.scratch]
         parallel = t.call.parallel_axes
@@ -931,8 +925,6 @@ class Execution:
                 if not o.in_hbm:
                     self._arrive(k, o, s)
             m.run(t.call.kernel, refs, t.call.consts)
-            if after is not None and after(s):
-                return
             for j, k in enumerate(self.outs):
                 if t.moved[k][s]:
                     self._flush(j, k, s)
@@ -1020,19 +1012,11 @@ class Execution:
                 self.m.incident("unwaited", copy.dst.name, copy.eqn, count=len(semaphore.due), out=out)
         t.state, t.writer = self.state, self.writer
         for j, k in enumerate(self.outs):
-            o, array = t.call.operands[k], self.hbm[k]
-            if o.in_hbm:
+            array = self.hbm[k]
+            if t.call.operands[k].in_hbm:
                 t.state[j] = _marked(array)
                 t.writer[j] = array.writer or t.writer[j]
-            elif array.written is not None and not self._covered(k):
-                array.values[t.state[j].seen() == NOT_VISITED] = poison((), o.dtype)
         t.outputs = [self._own(self.hbm[k].values) for k in self.outs]
-
-    def _covered(self, k: int) -> bool:
-        """Whether the blocks that were visited are all of an array. False where they may overlap."""
-        o = self.t.call.operands[k]
-        visited = sum(math.prod(part.place.shape) for (of, _), part in self.parts.items() if of == k)
-        return all(d.kind != "element" for d in o.dims) and visited == math.prod(o.shape)
 
     def _own(self, values: np.ndarray) -> np.ndarray:
         """An output that is none of the inputs' memory: blocks are lent, and may be stored as they are."""
@@ -1077,7 +1061,6 @@ def trace(
     fn: Callable[..., Any],
     *args: Any,
     detail: bool = True,
-    max_steps: int = MAX_STEPS,
     programs: Programs | None = None,
     **kwargs: Any,
 ) -> Run:
@@ -1089,7 +1072,7 @@ def trace(
     traces: list[Trace] = []
 
     def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
-        traces.append(run_call(call, detail=detail, max_steps=max_steps))
+        traces.append(run_call(call, detail=detail))
         return list(traces[-1].outputs)
 
     seen = capture(fn, *args, on_call=on_call, programs=programs, **kwargs)

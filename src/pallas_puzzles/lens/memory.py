@@ -75,13 +75,13 @@ class Buffer:
 
     __slots__ = ("_blank", "_shared", "clock", "left_at", "name", "role", "space", "values", "writer", "written")
 
-    def __init__(self, name: str, values: np.ndarray, space: str, role: str, written: bool, clock: Any = None):
+    def __init__(self, name: str, values: np.ndarray, space: str, role: str, clock: Any = None):
         self.name, self.space, self.role, self.clock = name, space, role, clock
         self.values = np.ascontiguousarray(values).reshape(np.shape(values))
         self._shared = True
         self._blank: np.ndarray | None = None
         shape = self.values.shape
-        self.written = None if written else Marks(shape, bool, False)
+        self.written: Marks | None = None
         self.writer = Marks(shape, np.int32, -1) if role in ("out", "scratch") else None
         self.left_at = -1  # outputs: the last step of the visit before this one
 
@@ -89,19 +89,10 @@ class Buffer:
     def empty(
         cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str, clock: Any = None
     ) -> "Buffer":
-        made = cls(name, poison((), dtype), space, role, written=False, clock=clock)
+        made = cls(name, poison((), dtype), space, role, clock)
         made.values = made._blank = np.broadcast_to(made.values, shape)  # one element, until something is stored
         made.written = Marks(shape, bool, False)
         made.writer = Marks(shape, np.int32, -1) if made.writer is not None else None
-        return made
-
-    @classmethod
-    def allocated(
-        cls, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, role: str, clock: Any
-    ) -> "Buffer":
-        """As `empty`, but holding nothing at all: the caller fills in garbage where nothing is stored."""
-        made = cls.empty(name, shape, dtype, space, role, clock)
-        made.values, made._shared = np.empty(shape, dtype), False
         return made
 
     @property

@@ -53,7 +53,7 @@ class Device(Machine):
         self.collective_id = collective_id
         self.scopes: dict[int, int] = outer.scopes if outer is not None else {}
         self.lines: dict[tuple[int, ...], SourceLine | None] = {}
-        shared = Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", written=True, clock=self)
+        shared = Buffer("the barrier", np.zeros((), np.int32), "semaphore", "scratch", self)
         self.barrier: Buffer = outer.barrier if outer is not None else shared
 
     def within(self, call: Call) -> "Device":
