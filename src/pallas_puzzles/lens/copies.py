@@ -159,10 +159,8 @@ def known_in(ref: Buffer, place: Place) -> Any:
 def plain_ref(ref: Any, transforms: Sequence[Any] = ()) -> tuple[Buffer, tuple[Any, ...]]:
     """(buffer, transforms) of a Ref, or of a Ref seen through `.at[...]`, `pl.select_ref` and the like."""
     while hasattr(ref, "transforms"):  # a Ref that is seen through others
-        own = tuple(ref.transforms)
-        if isinstance(ref.ref, list | tuple):  # one of several, by its number
-            ref, own = ref.ref[int(np.asarray(own[0].idx))], own[1:]
-            transforms = (*own, *transforms)
-            continue
-        ref, transforms = ref.ref, (*own, *transforms)
+        own, ref = tuple(ref.transforms), ref.ref
+        if isinstance(ref, list | tuple):  # one of several, by its number
+            ref, own = ref[int(np.asarray(own[0].idx))], own[1:]
+        transforms = (*own, *transforms)
     return ref, tuple(transforms or ())

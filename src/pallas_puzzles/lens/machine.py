@@ -448,9 +448,7 @@ class Machine(Copies, SparseCore):
             places.append((buffer, self.locate(buffer, transforms, "blocks", eqn)))
             o.copied = buffer.space in ("any", "hbm")
         with inside_of(eqn):
-            machine = self.within(call)
-            trace = planned(machine, [])
-            Execution(machine, trace, [], places).run()
+            trace = Execution(self.within(call), places).run()
         costs = figures(trace)
         self.flops += costs.flops
         self.transcendentals += costs.transcendentals
@@ -525,10 +523,9 @@ class Machine(Copies, SparseCore):
         """The index transforms of a Ref access; those without run-time values are built once per equation."""
         if leaves:
             return jax.tree.unflatten(eqn.params["tree"], leaves)
-        found = self.static.get(id(eqn))
-        if found is None:
-            found = self.static[id(eqn)] = jax.tree.unflatten(eqn.params["tree"], ())
-        return found
+        if id(eqn) not in self.static:
+            self.static[id(eqn)] = jax.tree.unflatten(eqn.params["tree"], ())
+        return self.static[id(eqn)]
 
     def load(self, ref: Buffer, transforms: Any, eqn: Any, mask: Any = None) -> np.ndarray:
         home: Machine = ref.clock
@@ -774,14 +771,8 @@ def plan(machine: Machine, scalars: list[Buffer], first: int = 0, count: int | N
 def run_call(call: Call, *, detail: bool = True, plan_only: bool = False) -> Trace:
     """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step."""
     with following(call.name):
-        if not plan_only:
-            check_sizes(call)
         machine = Machine(call, detail)
-        scalars = scalars_of(machine)
-        trace = planned(machine, scalars)
-        if not plan_only:
-            Execution(machine, trace, scalars).run()
-        return trace
+        return planned(machine, scalars_of(machine)) if plan_only else Execution(machine).run()
 
 
 def plan_pipeline(call: Call) -> Trace:
@@ -863,16 +854,13 @@ class _Part:
 class Execution:
     """The loop over grid steps: fetch what changed, run the body, write back what is about to change."""
 
-    def __init__(
-        self,
-        machine: Machine,
-        trace: Trace,
-        scalars: list[Buffer],
-        places: Sequence[tuple[Buffer, Place]] | None = None,
-    ):
-        """places: what the operands of a pipeline are; those of a call are its own arrays."""
-        self.m, self.t, self.scalars, self.inner = machine, trace, scalars, places is not None
-        call = trace.call
+    def __init__(self, machine: Machine, places: Sequence[tuple[Buffer, Place]] | None = None):
+        """places: what the operands of a pipeline are; those of a call are its own arrays. Raises Beyond."""
+        call, self.m, self.inner = machine.call, machine, places is not None
+        if not self.inner:
+            check_sizes(call)
+        self.scalars = [] if self.inner else scalars_of(machine)
+        self.t = trace = planned(machine, self.scalars)
         places = places if places is not None else [(h, Place(h.shape, h.values.dtype)) for h in self._arrays()]
         self.hbm, self.views = [buffer for buffer, _ in places], [place for _, place in places]
         self.local = [
@@ -906,7 +894,7 @@ class Execution:
             outputs += aliased[:1] or [Buffer.empty(o.name, o.shape, o.dtype, "hbm", "out", self.m)]
         return [*inputs, *outputs]
 
-    def run(self) -> None:
+    def run(self) -> Trace:
         m, t = self.m, self.t
         refs = [*self.scalars, *self.local, *self.scratch]
         parallel = t.call.parallel_axes
@@ -932,6 +920,7 @@ class Execution:
             t.transcendentals.append(m.transcendentals)
             t.dma_bytes.append(m.dma_bytes)
         self._finish()
+        return t
 
     def _arrive(self, k: int, o: Operand, s: int) -> None:
         t, block, changed = self.t, self.t.blocks[k][s], self.t.changed[k][s]

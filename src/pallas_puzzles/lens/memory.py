@@ -48,15 +48,10 @@ class Marks:
             self._later.clear()
             self._each = np.array(marks, self.dtype).reshape(self.shape) if np.ndim(marks) else None
             self.one = self.one if np.ndim(marks) else marks
-        elif np.ndim(marks) == 0:
-            if self._later or self._each is not None or marks != self.one:
-                self._later.append((place, marks))
-            if len(self._later) >= _NOTED:
+        elif np.ndim(marks) or self._later or self._each is not None or marks != self.one:
+            self._later.append((place, marks))
+            if np.ndim(marks) or len(self._later) >= _NOTED:
                 _ = self.each
-        else:
-            each = self.each
-            self._each = np.full(self.shape, self.one, self.dtype) if each is None else each
-            place.set(self._each, marks, marks=True)
 
     def seen(self) -> np.ndarray:
         """All marks, to be read only: those that agree take no memory."""
@@ -122,8 +117,7 @@ class Buffer:
 
     def filled(self, values: np.ndarray, written: np.ndarray | None) -> None:
         """A new block has come in. written: which of its elements hold something, None: all."""
-        self.values, self._shared = values, True
-        self.written = None
+        self.values, self._shared, self.written = values, True, None
         if written is not None:
             self.written = Marks(self.shape, bool, False)
             self.written.put(Place(self.shape, self.values.dtype), written, whole=True)

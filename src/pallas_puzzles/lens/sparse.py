@@ -58,10 +58,8 @@ class SparseCore:
         if "tree" not in eqn.params:  # that of arrays
             return evaluate(eqn, values)
         ref, transforms, indices, mask = jax.tree.unflatten(eqn.params["tree"], values)
-        ref, transforms = plain_ref(ref, transforms)
-        place = self.locate(ref, transforms, "reads", eqn)
-        mask = np.ones(np.shape(indices[0]), bool) if mask is None else np.asarray(mask, bool)
-        place.steps.append(self._within(ref, place, indices, mask, "reads", eqn))
+        ref, place, where, mask = self._within(ref, transforms, indices, mask, "reads", eqn)
+        place.steps.append(where)
         place.shape = mask.shape
         return self.load_from(ref, place, eqn, mask)
 
@@ -69,23 +67,24 @@ class SparseCore:
         if "tree" not in eqn.params:
             return evaluate(eqn, values)
         ref, transforms, indices, x, mask = jax.tree.unflatten(eqn.params["tree"], values)
-        ref, transforms = plain_ref(ref, transforms)
-        place = self.locate(ref, transforms, "writes", eqn)
-        mask = np.ones(np.shape(x), bool) if mask is None else np.asarray(mask, bool)
-        where = self._within(ref, place, indices, mask, "writes", eqn)
+        ref, place, where, mask = self._within(ref, transforms, indices, mask, "writes", eqn)
         self._scatter(ref, place, tuple(i[mask] for i in where), np.asarray(x)[mask], eqn.params["add"], eqn)
         return []
 
-    def _within(self, ref: Buffer, place: Place, indices: Any, mask: np.ndarray, verb: str, eqn: Any) -> Any:
-        """Indices of a vector, one array per dimension: 0 where there is no mask, and within bounds."""
-        key = []
+    def _within(
+        self, ref: Any, transforms: Any, indices: Any, mask: Any, verb: str, eqn: Any
+    ) -> tuple[Buffer, Place, tuple[np.ndarray, ...], np.ndarray]:
+        """(buffer, place, indices of a vector in it, mask). The indices are 0 where there is no mask, and in bounds."""
+        ref, transforms = plain_ref(ref, transforms)
+        place, key = self.locate(ref, transforms, verb, eqn), []
+        mask = np.ones(np.shape(indices[0]), bool) if mask is None else np.asarray(mask, bool)
         for index, dim in zip(indices, place.shape, strict=True):
             index = np.where(mask, np.asarray(index), 0)
             if index.size and (index.min() < 0 or index.max() >= dim):
                 first, last = int(index.min()), int(index.max())
                 self.incident("ref-bounds", ref.name, eqn, verb=verb, first=first, last=last, dim=dim)
             key.append(np.clip(index, 0, dim - 1))
-        return tuple(key)
+        return ref, place, tuple(key), mask
 
     def _scatter(self, ref: Buffer, place: Place, where: Any, x: np.ndarray, add: bool, eqn: Any) -> np.ndarray:
         touched = np.zeros(place.shape, bool)

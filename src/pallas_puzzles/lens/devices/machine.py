@@ -12,7 +12,7 @@ from ...ir.ops import Beyond, around, following, inside_of
 from ...ir.places import Place
 from ..copies import plain_ref
 from ..flight import Transfer
-from ..machine import Execution, Machine, Trace, check_sizes, planned, scalars_of
+from ..machine import Execution, Machine, Trace
 from ..memory import Buffer
 from ..regions import region_of
 from .clocks import Clock, Who
@@ -277,16 +277,11 @@ def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, e
     """Runs a call on one device of a mesh. number: which of its calls it is. Raises Beyond."""
     collective_id = getattr(eqn.params.get("compiler_params"), "collective_id", None)
     with following(call.name):
-        check_sizes(call)
-        machine = Device(call, detail, world, memory, device, number, collective_id)
-        scalars = scalars_of(machine)
-        trace = planned(machine, scalars)
-        execution = Execution(machine, trace, scalars)
+        execution = Execution(Device(call, detail, world, memory, device, number, collective_id))
         for i, buffer in enumerate([*execution.local, *execution.scratch]):
             memory.add(device, (*number, i), buffer)
         memory.entered[device, number] = world.tick(device).count
-        execution.run()
-    return trace
+        return execution.run()
 
 
 def left_over(world: World) -> None:
