@@ -106,8 +106,8 @@ def callers_of(eqn: Any) -> Iterator[SourceLine]:
 
 
 def line_of(eqn: Any) -> SourceLine | None:
-    """The reader's line that made an equation: the innermost frame outside JAX and this package."""
-    return next(callers_of(eqn), None)
+    """The reader's line that made an equation: the innermost frame outside JAX and this package. Or None."""
+    return next(callers_of(eqn), None) if eqn is not None else None
 
 
 def instruction_of(eqn: Any) -> tuple[Any, int] | None:

@@ -79,15 +79,15 @@ class Transfer:
 
     @property
     def line(self) -> SourceLine | None:
-        return _line(self.eqn)
+        return line_of(self.eqn)
 
     @property
     def loaded_at(self) -> SourceLine | None:
-        return _line(self.kept_of)
+        return line_of(self.kept_of)
 
     @property
     def waited_at(self) -> SourceLine | None:
-        return _line(self.wait_eqn)
+        return line_of(self.wait_eqn)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -117,10 +117,6 @@ class Semaphore:
         if self.open:
             self.open.pop(next((n for n, copy in enumerate(self.open) if copy.target == target), 0))
 
-    def missed(self) -> Transfer:
-        """A copy that is due, and that nobody waits for."""
-        return self.open[0] if len(self.open) == len(self.due) else self.due[0][1]
-
 
 @dataclasses.dataclass(slots=True)
 class Moment:
@@ -139,11 +135,7 @@ class Moment:
 
     @property
     def line(self) -> SourceLine | None:
-        return _line(self.eqn)
-
-
-def _line(eqn: Any) -> SourceLine | None:
-    return line_of(eqn) if eqn is not None else None
+        return line_of(self.eqn)
 
 
 class Flight:

@@ -98,7 +98,7 @@ class Incident:
 
     @property
     def line(self) -> SourceLine | None:
-        return line_of(self.eqn) if self.eqn is not None else None
+        return line_of(self.eqn)
 
 
 @dataclasses.dataclass
@@ -679,17 +679,17 @@ def _of_a_tpu(key: Any) -> bool:
 
 
 def is_elementwise(jaxpr: Any) -> bool:
-    for eqn in jaxpr.eqns:
-        inner = inlined(eqn)
+    """Whether an index map can be run for many steps at once."""
+
+    def each(eqn: Any) -> bool:
+        name, inner = eqn.primitive.name, inlined(eqn)
         if inner is not None:
-            if not is_elementwise(inner):
-                return False
-        elif eqn.primitive.name == "get":
-            if len(eqn.invars) - 1 != len(eqn.invars[0].aval.shape):  # a number of a table, not a part of it
-                return False
-        elif eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in ("num_programs", "multiple_of"):
-            return False
-    return True
+            return is_elementwise(inner)
+        if name == "get":  # a number of a table, not a part of it
+            return len(eqn.invars) - 1 == len(eqn.invars[0].aval.shape)
+        return name in ELEMENTWISE or name in ("num_programs", "multiple_of")
+
+    return all(map(each, jaxpr.eqns))
 
 
 def block_rows(machine: Machine, o: Operand, columns: np.ndarray, scalars: list[Buffer]) -> np.ndarray:
@@ -859,7 +859,7 @@ class Execution:
         call, self.m, self.inner = machine.call, machine, places is not None
         if not self.inner:
             check_sizes(call)
-        self.scalars = [] if self.inner else scalars_of(machine)
+        self.scalars = scalars_of(machine)
         self.t = trace = planned(machine, self.scalars)
         places = places if places is not None else [(h, Place(h.shape, h.values.dtype)) for h in self._arrays()]
         self.hbm, self.views = [buffer for buffer, _ in places], [place for _, place in places]
@@ -873,11 +873,9 @@ class Execution:
         trace.visits = [{} for _ in self.outs]
         if self.inner:
             return
-        steps = np.min_scalar_type(-1 - trace.n)
         # what the input of an alias held counts as written
         states = [NOT_VISITED if self.hbm[k].written is not None else WRITTEN for k in self.outs]
         self.state = [Marks(o.shape, np.int8, state) for o, state in zip(call.outs, states, strict=True)]
-        self.writer = [Marks(o.shape, steps, -1) for o in call.outs]
 
     def _new_scratch(self) -> list[Buffer]:
         return [Buffer.empty(s.name, s.shape, s.dtype, s.space, "scratch", self.m) for s in self.t.call.scratch]
@@ -973,7 +971,6 @@ class Execution:
         block, target, there, local = self.local[k], self.hbm[k], at.place, at.local
         self._touched(target, there, "writes")
         assert block.written is not None, "an output block arrives unwritten"
-        assert block.writer is not None, "an output block has writers"
 
         def part(marks: Marks) -> Any:
             return marks.one if marks.each is None else marks.each.reshape(o.block)[local]
@@ -987,7 +984,9 @@ class Execution:
         missing = NOT_STORED if stored or block.left_at < 0 else STALE
         state = np.where(written, WRITTEN, missing) if np.ndim(written) else WRITTEN if written else missing
         self.state[j].put(there, state, whole)
-        self.writer[j].put(there, part(block.writer), whole)
+        assert block.writer is not None, "an output block has writers"
+        assert target.writer is not None, "and so has an output"
+        target.writer.put(there, part(block.writer), whole)
 
     def _finish(self) -> None:
         t = self.t
@@ -996,16 +995,16 @@ class Execution:
             return
         for semaphore in self.m.semaphores.values():
             if semaphore.due:
-                copy = semaphore.missed()
+                # one that no wait has named, or the oldest
+                copy = semaphore.open[0] if len(semaphore.open) == len(semaphore.due) else semaphore.due[0][1]
                 out = copy.dst.space in ("any", "hbm")
                 self.m.incident("unwaited", copy.dst.name, copy.eqn, count=len(semaphore.due), out=out)
-        t.state, t.writer = self.state, self.writer
-        for j, k in enumerate(self.outs):
-            array = self.hbm[k]
-            if t.call.operands[k].in_hbm:
-                t.state[j] = _marked(array)
-                t.writer[j] = array.writer or t.writer[j]
-        t.outputs = [self._own(self.hbm[k].values) for k in self.outs]
+        outs = [self.hbm[k] for k in self.outs]
+        t.writer = [array.writer for array in outs if array.writer is not None]
+        t.state = [
+            _marked(array) if o.in_hbm else state for o, array, state in zip(t.call.outs, outs, self.state, strict=True)
+        ]
+        t.outputs = [self._own(array.values) for array in outs]
 
     def _own(self, values: np.ndarray) -> np.ndarray:
         """An output that is none of the inputs' memory: blocks are lent, and may be stored as they are."""
@@ -1016,10 +1015,9 @@ class Execution:
 def _marked(array: Buffer) -> Marks:
     """The state of an output that stays in HBM."""
     written = array.written
-    if written is None or written.each is None:
-        return Marks(array.shape, np.int8, WRITTEN if written is None or written.one else NOT_VISITED)
-    marks = Marks(array.shape, np.int8, WRITTEN)
-    marks.put(Place(array.shape, array.values.dtype), np.where(written.each, WRITTEN, NOT_VISITED), whole=True)
+    marks = Marks(array.shape, np.int8, WRITTEN if written is None or written.one else NOT_VISITED)
+    if written is not None and written.each is not None:
+        marks.put(Place(marks.shape, marks.dtype), np.where(written.each, WRITTEN, NOT_VISITED), whole=True)
     return marks
 
 

@@ -126,12 +126,12 @@ class time_limit:
             at = at.f_back
         return True
 
-    def _arrived(self, frame: FrameType | None) -> None:
+    def _arrived(self, frame: FrameType) -> None:
         """The exception is being raised, in `frame`; from now on there is nothing left to take back."""
         self._planted = False
         self._arrivals += 1
         self.stopped_at = _readers_place(frame) or self.stopped_at
-        if frame is not None and frame.f_code is _EXIT:  # __exit__ will not get any further
+        if frame.f_code is _EXIT:  # __exit__ will not get any further
             self._over = True
         elif self._arrivals > 1:
             self._insist(frame)
@@ -188,12 +188,9 @@ def plant(thread: int, error: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), planted)
 
 
-def _readers_place(frame: FrameType | None) -> tuple[str, int] | None:
-    while frame is not None:
-        if not is_library_file(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    return None
+def _readers_place(frame: FrameType) -> tuple[str, int] | None:
+    places = ((at.f_code.co_filename, line) for at, line in traceback.walk_stack(frame))
+    return next((place for place in places if not is_library_file(place[0])), None)
 
 
 def reader_line(tb: TracebackType | None) -> "SourceLine | None":
