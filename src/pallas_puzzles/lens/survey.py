@@ -31,7 +31,7 @@ from .machine import (
     scalars_of,
 )
 from .memory import Buffer
-from .tally import PipelineRuns, Tally
+from .tally import Tally
 
 _CHUNK = 1 << 18
 _MOST = 1 << 22  # block indices that are looked at for a call: about a second
@@ -52,7 +52,11 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
         OperandFigures(o, 0, 0, 0, 0, o.array_bytes) if _stays(o) else _costs(machine, o, scalars, most)
         for o in call.operands
     ]
-    trace.pipelines = [pipeline for p in counted.pipelines for pipeline in _pipeline(p)]
+    for p in counted.pipelines:
+        if p.costs is not None:  # its blocks are known
+            first_run = [plan_pipeline(p.call)] if math.prod(p.call.grid) <= PLANNED_STEPS else []
+            moved = round(p.costs.hbm_bytes * p.runs)
+            trace.pipelines.append(Pipeline(first_run, p.runs, moved, p.costs.vmem_bytes))
     trace.total = figures_of(
         call,
         rows,
@@ -69,13 +73,6 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
 def _stays(o: Operand) -> bool:
     """Whether no blocks of it are copied for the kernel."""
     return o.in_hbm or o.index_map is None
-
-
-def _pipeline(p: PipelineRuns) -> Iterator[Pipeline]:
-    """The first run of a pipeline inside of a kernel, where its blocks are known."""
-    if p.costs is not None:
-        traces = [plan_pipeline(p.call)] if math.prod(p.call.grid) <= PLANNED_STEPS else []
-        yield Pipeline(traces, p.runs, round(p.costs.hbm_bytes * p.runs), p.costs.vmem_bytes)
 
 
 def _costs(machine: Machine, o: Operand, scalars: list[Buffer], most: int) -> OperandFigures:
@@ -102,16 +99,11 @@ def _visits(
         behind = [e for e in axes if e > d and grid[e] > 1]
         if size < 2 or not (behind or d in axes):
             continue
-        before = [e for e in axes if e < d]
-        free, sizes = [*before, *([d] if d in axes else [])], [grid[e] for e in before]
-        times = math.prod(grid[:d]) // math.prod(sizes)
-        if d in axes:
-            sizes.append(size - 1)
-        else:
-            times *= size - 1
+        free = [e for e in axes if e <= d]
+        sizes = [grid[e] - (e == d) for e in free]
         points = math.prod(sizes)
         seen = min(points, most)
-        weight = Fraction(times * points, seen)
+        weight = Fraction(math.prod(grid[:d]) * (size - 1), seen)
         drawn = np.random.default_rng(0).integers(0, points, seen) if seen < points else np.arange(points)
         for low in range(0, seen, _CHUNK):
             flat = drawn[low : low + _CHUNK]
