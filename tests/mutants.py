@@ -151,7 +151,7 @@ def _values(puzzle: Puzzle, code: str) -> dict[str, dict[str, str]]:
     subject = _verdict(puzzle.id, code, judge=False).subject
     example = subject.cases[0]
     with _on_return(returned):
-        trace(subject.fn, *draw(example.inputs, np.random.default_rng(0)), detail=False, **example.blocks)
+        trace(subject.fn, *draw(example.inputs, np.random.default_rng(0)), **example.blocks)
         for claim in subject.question.claims:
             claim.finding()
     often = {name: {text: counts.most_common(1) for text, counts in texts.items()} for name, texts in seen.items()}

@@ -169,7 +169,7 @@ def test_blocks_of_an_operand_in_hbm_that_hang_over_its_edge():
 @pytest.mark.parametrize("name", PLAIN)
 def test_it_is_counted_without_being_run(name):
     fn, args, _ = CASES[name]
-    (trace,) = lens.trace(fn, *args, detail=False).traces
+    (trace,) = lens.trace(fn, *args).traces
     counted = tally(trace.call)
     (pipeline,) = counted.pipelines
     assert not counted.copies

@@ -28,7 +28,7 @@ def rows(figures):
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_a_grid_costs_what_running_it_costs(name):
     exhibit = EVERYTHING[name]
-    for trace in lens.trace(exhibit.fn, *exhibit.args, detail=False).traces:
+    for trace in lens.trace(exhibit.fn, *exhibit.args).traces:
         if not trace.n:
             continue
         counted = tally(trace.call)
@@ -150,7 +150,7 @@ def test_one_step_stands_for_all_only_where_no_branch_depends_on_it(monkeypatch)
     monkeypatch.setattr("pallas_puzzles.lens.tally._FOLLOWED", 3)
     exact = 0
     for exhibit in ZOO.values():
-        for trace in lens.trace(exhibit.fn, *exhibit.args, detail=False).traces:
+        for trace in lens.trace(exhibit.fn, *exhibit.args).traces:
             counted = tally(trace.call)
             if counted.exact and math.prod(trace.call.grid) > 3:
                 exact += 1

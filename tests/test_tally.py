@@ -18,7 +18,7 @@ EVERYTHING = {**ZOO, **PRODUCTION}
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_counts_what_the_machine_counts(name):
     exhibit = EVERYTHING[name]
-    traces = lens.trace(exhibit.fn, *exhibit.args, detail=False).traces
+    traces = lens.trace(exhibit.fn, *exhibit.args).traces
     assert traces
     for trace in traces:
         counted, run = tally(trace.call), lens.figures(trace)
@@ -36,7 +36,7 @@ def test_most_of_them_are_counted_exactly():
     exact = [
         tally(trace.call).exact
         for exhibit in EVERYTHING.values()
-        for trace in lens.trace(exhibit.fn, *exhibit.args, detail=False).traces
+        for trace in lens.trace(exhibit.fn, *exhibit.args).traces
     ]
     assert np.mean(exact) > 0.9
 
@@ -56,7 +56,7 @@ def test_a_branch_on_a_prefetched_scalar_is_followed_into_run_scoped():
         return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid_spec=grid_spec)(ids, x)
 
     ids, x = np.array([1, 0, 0, 1], np.int32), np.zeros((32, 128), np.float32)
-    (trace,) = lens.trace(fn, ids, x, detail=False).traces
+    (trace,) = lens.trace(fn, ids, x).traces
     counted = tally(trace.call)
     assert [branch.taken.tolist() for branch in counted.branches] == [[1, 0, 0, 1]]
     assert counted.exact

@@ -390,7 +390,7 @@ def test_no_kernel_is_too_strange(name):
         assert not report
         return
     assert report.kernels, report.unavailable
-    traces = lens.trace(exhibit.fn, *exhibit.args, detail=False).traces
+    traces = lens.trace(exhibit.fn, *exhibit.args).traces
     if len(report.kernels) == len(traces):
         assert sorted(k.hbm_bytes for k in report.kernels) == sorted(lens.figures(t).hbm_bytes for t in traces)
     for kernel in report.kernels:

@@ -160,7 +160,7 @@ class ArrayJudge(Judging):
         programs: Programs = {}
         with time_limit(TIME_LIMIT_S, "your function"), self.lookout.watching():
             try:  # nothing is compiled before it is right
-                run = trace(fn, *args, programs=programs, detail=False)
+                run = trace(fn, *args, programs=programs)
                 got = run.outputs
             except Beyond:
                 got = self._compiled(args, blocks)

@@ -154,24 +154,19 @@ def remembered(programs: Programs) -> Programs:
     return {_FOR_GPU: True} if _FOR_GPU in programs else {}
 
 
-def trace(
-    fn: Callable[..., Any], *args: Any, programs: Programs | None = None, detail: bool = True, **kwargs: Any
-) -> machine.Run:
-    """Runs `fn(*args, **kwargs)` with every kernel in the machine of its kind.
-
-    programs: see ir.capture.capture. detail: see lens.machine.trace.
-    """
+def trace(fn: Callable[..., Any], *args: Any, programs: Programs | None = None, **kwargs: Any) -> machine.Run:
+    """Runs `fn(*args, **kwargs)` with every kernel in the machine of its kind. programs: see ir.capture."""
     known: Programs = {} if programs is None else programs
     if _FOR_GPU not in known and _ON_A_MESH not in known:
         try:
-            return machine.trace(fn, *args, programs=known, detail=detail, **kwargs)
+            return machine.trace(fn, *args, programs=known, **kwargs)
         except ForGpu:
             known[_FOR_GPU] = True
         except ForMesh:
             known[_ON_A_MESH] = True
     if _FOR_GPU in known:
         return gpu.run(fn, *args, **kwargs)
-    return lens_of_devices.run(fn, *args, programs=known, detail=detail, **kwargs)
+    return lens_of_devices.run(fn, *args, programs=known, **kwargs)
 
 
 _FOR_GPU = "for a GPU"  # in the programs of a function that reaches such a kernel

@@ -324,8 +324,8 @@ def _wanted(eqn: Any) -> bool:
 class Machine(Copies, SparseCore):
     """Runs the programs of one grid: a call's, or that of a pipeline inside of a kernel, whose machine is `outer`."""
 
-    def __init__(self, call: Call, detail: bool, outer: "Machine | None" = None):
-        self.call, self.detail, self.outer = call, detail, outer
+    def __init__(self, call: Call, outer: "Machine | None" = None):
+        self.call, self.outer = call, outer
         self.step = 0
         self.index: tuple[int, ...] = ()
         self.visit_start = 0
@@ -457,7 +457,7 @@ class Machine(Copies, SparseCore):
 
     def within(self, call: Call) -> "Machine":
         """The machine of a pipeline inside of this kernel."""
-        return Machine(call, self.detail, self)
+        return Machine(call, self)
 
     def touched(self, ref: Buffer, place: Place, verb: str, line: SourceLine | None) -> None:
         """A pipeline reads or writes a block of a Ref. For machines that others can reach."""
@@ -606,8 +606,7 @@ class Machine(Copies, SparseCore):
         return old
 
     def note(self, op: str, ref: Buffer, whole: bool, eqn: Any) -> None:
-        if self.detail:
-            ref.clock.events.append(Event(ref.clock.step, op, ref.name, whole, eqn))
+        ref.clock.events.append(Event(ref.clock.step, op, ref.name, whole, eqn))
 
     def _put(
         self, ref: Buffer, place: Place, value: np.ndarray, written: Any = True, mask: np.ndarray | None = None
@@ -768,17 +767,17 @@ def plan(machine: Machine, scalars: list[Buffer], first: int = 0, count: int | N
     return trace
 
 
-def run_call(call: Call, *, detail: bool = True, plan_only: bool = False) -> Trace:
+def run_call(call: Call, *, plan_only: bool = False) -> Trace:
     """Runs one captured call. Raises Beyond. `plan_only`: just which block is where at each step."""
     with following(call.name):
-        machine = Machine(call, detail)
+        machine = Machine(call)
         return planned(machine, scalars_of(machine)) if plan_only else Execution(machine).run()
 
 
 def plan_pipeline(call: Call) -> Trace:
     """Which block of a pipeline inside of a kernel is where at each step, without running it. Raises Beyond."""
     with following(call.name):
-        machine = Machine(call, detail=False)
+        machine = Machine(call)
         for o in call.operands:  # what an index map reads: numbers, and tables of them
             consts = o.index_consts or ()
             if any(c is UNKNOWN for c in consts):
@@ -1044,13 +1043,7 @@ class Run:
         return False
 
 
-def trace(
-    fn: Callable[..., Any],
-    *args: Any,
-    detail: bool = True,
-    programs: Programs | None = None,
-    **kwargs: Any,
-) -> Run:
+def trace(fn: Callable[..., Any], *args: Any, programs: Programs | None = None, **kwargs: Any) -> Run:
     """Runs `fn(*args, **kwargs)` with every pallas_call in the machine.
 
     args: arrays or pytrees of arrays; kwargs: static values such as block sizes. programs: see ir.capture.capture.
@@ -1059,7 +1052,7 @@ def trace(
     traces: list[Trace] = []
 
     def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
-        traces.append(run_call(call, detail=detail))
+        traces.append(run_call(call))
         return list(traces[-1].outputs)
 
     seen = capture(fn, *args, on_call=on_call, programs=programs, **kwargs)

@@ -44,7 +44,7 @@ def survey(call: Call, counted: Tally, first: int, count: int) -> Trace:
     counted: what `tally` says of the call. The blocks are exact, and nothing is run: no outputs, no events. Raises
     Beyond where the blocks cannot be known.
     """
-    machine = Machine(call, detail=False)
+    machine = Machine(call)
     scalars = scalars_of(machine)
     trace = plan(machine, scalars, first, count)
     most = _MOST // max(1, len(call.grid) * sum(not _stays(o) for o in call.operands))
@@ -125,7 +125,7 @@ def clip(trace: Trace, first: int, count: int) -> Trace:
     if trace.total is not None:
         if first == trace.first or math.prod(trace.call.grid) <= count:
             return trace
-        machine = Machine(trace.call, detail=False)
+        machine = Machine(trace.call)
         part = plan(machine, scalars_of(machine), first, count)
         return dataclasses.replace(part, total=trace.total, pipelines=trace.pipelines)
     first = max(0, min(first, n - count))

@@ -73,7 +73,7 @@ def _text_lines(run: devices.Run) -> Iterator[str]:
 
 def on_devices(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
     """Runs a function in the machine for several devices; whatever goes wrong becomes the picture's note."""
-    run, note = tried(fn, lambda: devices.run(fn, *args, detail=False, **kwargs), findings_of)
+    run, note = tried(fn, lambda: devices.run(fn, *args, **kwargs), findings_of)
     if run is None:
         return Timeline([], note, empty=True)
     legend = _COPIES if run.transfers else ""

@@ -670,11 +670,11 @@ def look(
 
 def _run(call: Call, plan_only: bool, first_step: int, notes: list[str]) -> Trace:
     if plan_only:
-        return run_call(call, detail=False, plan_only=True)
+        return run_call(call, plan_only=True)
     counted = tally(call)
     if _quick(call, counted):
         try:
-            return run_call(call, detail=False)
+            return run_call(call)
         except Beyond as error:
             notes.append(f"The lens cannot follow {error}: the blocks are drawn, the arithmetic is not counted.")
             return run_call(call, plan_only=True)

@@ -480,8 +480,8 @@ def _followed(work: _Work) -> int | None:
     if len(work.call.inputs) != len(work.call.ins) or work.tally.flops > _FOLLOWED_FLOPS or work.costs.steps > 4096:
         return None
     with contextlib.suppress(Beyond):
-        found = figures(run_call(work.call, detail=False)).hbm_bytes
-        if not _steers_itself(work.call) or figures(run_call(work.twin, detail=False)).hbm_bytes == found:
+        found = figures(run_call(work.call)).hbm_bytes
+        if not _steers_itself(work.call) or figures(run_call(work.twin)).hbm_bytes == found:
             return found
     return None
 

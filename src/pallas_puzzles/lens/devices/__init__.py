@@ -76,16 +76,16 @@ class _Hangs(Exception):
 class _OnDevice(Evaluator):
     """Runs the body of a shard_map on one device."""
 
-    def __init__(self, world: World, memory: Memory, device: int, detail: bool) -> None:
+    def __init__(self, world: World, memory: Memory, device: int) -> None:
         super().__init__(self._kernel)
-        self.world, self.memory, self.device, self.detail = world, memory, device, detail
+        self.world, self.memory, self.device = world, memory, device
         self.traces: list[Trace] = []
         self.results: list[Any] = []
         self.met: dict[Any, int] = {}
 
     def _kernel(self, call: Call, eqn: Any, values: list[Any]) -> list[Any]:
         number = (len(self.traces),)
-        trace = run_on(self.world, self.memory, self.device, call, number, eqn, self.detail)
+        trace = run_on(self.world, self.memory, self.device, call, number, eqn)
         self.traces.append(trace)
         return list(trace.outputs)
 
@@ -133,8 +133,7 @@ class _OnDevice(Evaluator):
 class _Meshes:
     """Runs the shard_maps of a function, one after the other."""
 
-    def __init__(self, detail: bool) -> None:
-        self.detail = detail
+    def __init__(self) -> None:
         self.worlds: list[World] = []
         self.devices: list[list[Trace]] = []
         self.traces: list[Trace] = []
@@ -172,7 +171,7 @@ class _Meshes:
 
     def _once(self, of: Sharded, early: dict[Any, Any], values: list[Any]) -> tuple[World, list[_OnDevice]]:
         world, memory = World(of.mesh, early), Memory()
-        on = [_OnDevice(world, memory, device, self.detail) for device in range(of.mesh.size)]
+        on = [_OnDevice(world, memory, device) for device in range(of.mesh.size)]
 
         def body(device: int) -> None:
             given = [shard(x, cuts, of.mesh, device) for x, cuts in zip(values, of.ins, strict=True)]
@@ -182,19 +181,17 @@ class _Meshes:
         return world, on
 
 
-def run(
-    fn: Callable[..., Any], *args: Any, detail: bool = True, programs: Programs | None = None, **kwargs: Any
-) -> Run:
+def run(fn: Callable[..., Any], *args: Any, programs: Programs | None = None, **kwargs: Any) -> Run:
     """Runs `fn(*args, **kwargs)` with each shard_map over several devices in the machine.
 
     args: arrays or pytrees of arrays, the whole ones; kwargs: static. programs: see ir.capture.capture. Raises Beyond,
     and what the reader's code raises.
     """
-    meshes = _Meshes(detail)
+    meshes = _Meshes()
 
     def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
         meshes.calls.append(call)
-        meshes.traces.append(lens.run_call(call, detail=detail))
+        meshes.traces.append(lens.run_call(call))
         return list(meshes.traces[-1].outputs)
 
     try:

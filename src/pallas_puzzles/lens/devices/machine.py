@@ -40,7 +40,6 @@ class Device(Machine):
     def __init__(
         self,
         call: Call,
-        detail: bool,
         world: World,
         memory: Memory,
         device: int,
@@ -48,7 +47,7 @@ class Device(Machine):
         collective_id: int | None,
         outer: "Device | None" = None,
     ) -> None:
-        super().__init__(call, detail, outer)
+        super().__init__(call, outer)
         self.world, self.memory, self.device, self.number = world, memory, device, number
         self.collective_id = collective_id
         self.scopes: dict[int, int] = outer.scopes if outer is not None else {}
@@ -57,7 +56,7 @@ class Device(Machine):
         self.barrier: Buffer = outer.barrier if outer is not None else shared
 
     def within(self, call: Call) -> "Device":
-        return Device(call, self.detail, self.world, self.memory, self.device, self.number, self.collective_id, self)
+        return Device(call, self.world, self.memory, self.device, self.number, self.collective_id, self)
 
     def apply(self, eqn: Any, values: list[Any]) -> Any:
         if self.world.dead:
@@ -273,11 +272,11 @@ class Device(Machine):
         return np.int32(self.world.semaphore(key).count)
 
 
-def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, eqn: Any, detail: bool) -> Trace:
+def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, eqn: Any) -> Trace:
     """Runs a call on one device of a mesh. number: which of its calls it is. Raises Beyond."""
     collective_id = getattr(eqn.params.get("compiler_params"), "collective_id", None)
     with following(call.name):
-        execution = Execution(Device(call, detail, world, memory, device, number, collective_id))
+        execution = Execution(Device(call, world, memory, device, number, collective_id))
         for i, buffer in enumerate([*execution.local, *execution.scratch]):
             memory.add(device, (*number, i), buffer)
         memory.entered[device, number] = world.tick(device).count
