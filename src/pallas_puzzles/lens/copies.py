@@ -68,7 +68,7 @@ class Copies:
         for kind, copy, semaphore in self.flight.clashes(ref, place, writes):
             told = {"started": copy.line, "semaphore": semaphore.name, "others": len(semaphore.flying)}
             part = label(ref.name, region_of(place, ref.shape))
-            self.incident(kind, ref.name, eqn, verb=verb, part=part, into=copy.dst is ref, **told)
+            self.incident(kind, ref.name, eqn, verb=verb, part=part, **told)
 
     def _counts_bytes(self, eqn: Any, at: int) -> bool:
         """Whether a copy's semaphore, operand `at`, is one of the kind DMA."""
@@ -81,10 +81,11 @@ class Copies:
         _, dst, sem, _, device = jax.tree.unflatten(eqn.params["tree"], values)[:5]
         if device is not None:
             raise Beyond("a copy to another device (remote DMA)")
-        (ref, transforms), nbytes = plain_ref(dst), self._nbytes(dst, eqn)
-        there = region_of(self.locate(ref, transforms, "", eqn), ref.shape)
-        self._semaphore(sem, eqn).named(label(ref.name, there))
-        self._wait(sem, (), nbytes if self._counts_bytes(eqn, 2) else min(nbytes, 1), eqn, dma=True)
+        ref, transforms = plain_ref(dst)
+        there = self.locate(ref, transforms, "", eqn)
+        self._semaphore(sem, eqn).named(label(ref.name, region_of(there, ref.shape)))
+        needed = there.nbytes if self._counts_bytes(eqn, 2) else min(there.nbytes, 1)
+        self._wait(sem, (), needed, eqn, dma=True)
 
     def _wait(self, sem: Any, transforms: Any, needed: int, eqn: Any, *, dma: bool, take: bool = True) -> None:
         semaphore = self._semaphore(sem, eqn, transforms)

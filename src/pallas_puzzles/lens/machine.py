@@ -554,7 +554,7 @@ class Machine(Copies, SparseCore):
         missing = 0 if known is True else int(np.count_nonzero(np.broadcast_to(~np.asarray(known), value.shape)))
         if missing:
             kind = "padding" if ref.role == "in" else "stale" if ref.left_at >= 0 else "unwritten"
-            home.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at, space=ref.space)
+            home.incident(kind, ref.name, eqn, count=missing, total=value.size, left_at=ref.left_at)
             self._doubt(value, ~np.asarray(known), eqn, home)
         elif ref.writer is not None and ref.role == "scratch" and value.size and ref.space != "semaphore":
             newest = int(np.max(ref.writer.at(place)))
