@@ -841,13 +841,8 @@ def planned(machine: Machine, scalars: list[Buffer], most: int = MAX_STEPS) -> T
     return trace
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Part:
-    """Where a block lies. place: its part of the array; local: the part of the block that is inside of the array."""
-
-    place: Place
-    local: tuple[slice, ...]
-    outside: bool  # it starts where there is nothing
+# Where a block lies: (its part of the array, the part of it that is inside of the array, does it start outside of it)
+_Part = tuple[Place, tuple[slice, ...], bool]
 
 
 class Execution:
@@ -922,10 +917,11 @@ class Execution:
     def _arrive(self, k: int, o: Operand, s: int) -> None:
         t, block, changed = self.t, self.t.blocks[k][s], self.t.changed[k][s]
         if changed:
-            if self._part(k, block).outside:
+            place, local, outside = self._part(k, block)
+            if outside:
                 self.m.incident("map-bounds", o.name, None, block=block, start=start_of(o, block), operand=o)
             if o.role == "in":
-                self._fetch(k, o, self._part(k, block))
+                self._fetch(k, o, place, local)
         if o.role == "out":
             visits = t.visits[self.outs.index(k)].setdefault(block, [])
             if changed:
@@ -935,21 +931,20 @@ class Execution:
                 self.local[k].arrive(left_at=s - 1)
             visits[-1].append(s)
 
-    def _part(self, k: int, block: tuple[int, ...]) -> "_Part":
+    def _part(self, k: int, block: tuple[int, ...]) -> _Part:
         found = self.parts.get((k, block))
         if found is None:
             o = self.t.call.operands[k]
             starts = start_of(o, block)
-            ends = [
-                (max(0, min(s, d)), max(0, min(s + b, d))) for s, b, d in zip(starts, o.block, o.shape, strict=True)
-            ]
-            place = self.views[k].part(tuple(slice(low, high) for low, high in ends))
-            local = tuple(slice(low - s, max(low - s, high - s)) for s, (low, high) in zip(starts, ends, strict=True))
-            found = self.parts[k, block] = _Part(place, local, is_outside(o, block))
+            sizes = list(zip(starts, o.block, o.shape, strict=True))
+            inside = tuple(slice(max(0, min(s, d)), max(0, min(s + b, d))) for s, b, d in sizes)
+            place = self.views[k].part(inside)
+            local = tuple(slice(i.start - s, max(i.start - s, i.stop - s)) for i, s in zip(inside, starts, strict=True))
+            found = self.parts[k, block] = place, local, is_outside(o, block)
         return found
 
-    def _fetch(self, k: int, o: Operand, part: "_Part") -> None:
-        source, target, here, local = self.hbm[k], self.local[k], part.place, part.local
+    def _fetch(self, k: int, o: Operand, here: Place, local: tuple[slice, ...]) -> None:
+        source, target = self.hbm[k], self.local[k]
         self._touched(source, here, "reads")
         known = True if source.written is None else source.written.at(here)
         if here.shape == o.block and known is True:
@@ -966,8 +961,8 @@ class Execution:
 
     def _flush(self, j: int, k: int, s: int) -> None:
         o = self.t.call.operands[k]
-        at = self._part(k, self.t.blocks[k][s])
-        block, target, there, local = self.local[k], self.hbm[k], at.place, at.local
+        there, local, _ = self._part(k, self.t.blocks[k][s])
+        block, target = self.local[k], self.hbm[k]
         self._touched(target, there, "writes")
         assert block.written is not None, "an output block arrives unwritten"
 
