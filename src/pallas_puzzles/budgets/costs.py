@@ -99,7 +99,7 @@ def no_product(calls: Sequence[Call]) -> Iterator[Finding]:
         yield over("mxu_bits", text, line=next(iter(near), None), near=near)
 
 
-def over_flops(traces: Sequence[Trace], flops: int, most: int, evidence: Sequence[str]) -> Finding:
+def over_flops(traces: Sequence[Trace], flops: int, most: int) -> Finding:
     """More arithmetic than there may be: how much, and the line that has the most of what can be spared."""
     lines = [(line, cost, trace.n) for trace in traces for line, cost in tally(trace.call).lines.items()]
     products = sum(cost[0] for _, cost, _ in lines)
@@ -120,7 +120,8 @@ def over_flops(traces: Sequence[Trace], flops: int, most: int, evidence: Sequenc
             "Most of it is in the product" if kind == 0 else "Products aside, most of it is" if products else "Most is"
         )
         text += f" {what} at {where}, at {f'all {n}' if steps == n else f'{steps} of {n}'} steps."
-    return over("flops", text, [*evidence, *said][:4], where)
+    by_call = [f"{t.call.name}: {sum(t.flops):,} FLOPs in {t.n} steps" for t in traces]
+    return over("flops", text, [*(by_call if len(traces) > 1 else []), *said][:4], where)
 
 
 def branches(trace: Trace, most: int) -> Iterator[Finding]:

@@ -55,8 +55,7 @@ def over_budget(run: Run, costs: list[Figures], budget: Budget) -> list[Finding]
             found += [f for trace in run.traces for f in check(trace, most)]
     flops = sum(c.flops for c in costs)
     if (most := budget.flops) is not None and flops > most:
-        by_call = [f"{t.call.name}: {sum(t.flops):,} FLOPs in {t.n} steps" for t in run.traces]
-        found.append(over_flops(run.traces, flops, most, by_call if len(by_call) > 1 else []))
+        found.append(over_flops(run.traces, flops, most))
     special = sum(c.transcendentals for c in costs)
     if (most := budget.transcendentals) is not None and special > most:
         text = f"it takes {special:,} exponentials, roots and their like; the budget is {most:,}. Some are not needed."
