@@ -439,7 +439,7 @@ def in_registers(D: int, bkv: int) -> Count:
 def held(nb: Any, D: int, readers: int, bkv: int, slots: int) -> Count:
     """The SMEM that `configured` takes in a run."""
     q, k, v = (x.draw(np.random.default_rng(0)) for x in qkv(1, 64 * readers, bkv, D))
-    run = gpu.run(nb.configured, q, k, v, readers=readers, bkv=bkv, slots=slots, ctas_drawn=0)
+    run = gpu.run(nb.configured, q, k, v, readers=readers, bkv=bkv, slots=slots)
     found = run.counts.smem_bytes
     queries, block, barriers = readers * 64 * D * 2, bkv * D * 2, readers + 4 * slots
     slips = [

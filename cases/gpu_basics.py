@@ -151,7 +151,7 @@ def busy(nb: Any, tile_bytes: int) -> Count:
     tiles = 12 + 20_000 // tile_bytes  # more than slots
     x, idle = jnp.zeros((tiles, tile_bytes // 512, 128)), [math.inf]
     while len(idle) < 3 or idle[-1] < idle[-2]:
-        idle.append(gpu.run(partial(nb.largest_with, slots=len(idle)), x, ctas_drawn=0).counts.copy_idle)
+        idle.append(gpu.run(partial(nb.largest_with, slots=len(idle)), x).counts.copy_idle)
     fewest = len(idle) - 2
     parts = [f"{plural(slots, 'slot')}: idle for {idle[slots]:,.0f} cycles" for slots in range(1, len(idle))]
     slips = [

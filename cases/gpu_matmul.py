@@ -425,7 +425,7 @@ def of_a_step(nb: Any, bm: int, bn: int, along: str | None) -> Count:
     """The bytes that the kernel of Puzzle 9 reads for a step of a CTA: of two tiles, two steps each."""
     m, n = (2, 1) if along != "n" else (1, 2)
     a, b = (draw_one(shape) for shape in ((bm * m, 128), (128, bn * n)))
-    run = gpu.run(nb.clustered, a, b, bm=bm, bn=bn, slots=2, along=along, ctas=2, ctas_drawn=0)
+    run = gpu.run(nb.clustered, a, b, bm=bm, bn=bn, slots=2, along=along, ctas=2)
     found = run.counts.gmem_read_bytes / 4
     a_bytes, b_bytes = bm * 128, bn * 128
     slips = [

@@ -218,7 +218,7 @@ def _times(count: float) -> str:
 
 
 def _gmem_traffic(fn: Callable[..., Any], args: Sequence[Any]) -> Count:
-    (launched,) = gpu.run(fn, *args, ctas_drawn=0).calls
+    (launched,) = gpu.run(fn, *args).calls
     if launched.findings:
         raise ValueError("the kernel goes wrong, which is for its own verdict to say")
     kernel, counts = launched.kernel, launched.counts

@@ -72,7 +72,7 @@ def _run(kernel: Kernel) -> list[np.ndarray]:
     """The outputs of a kernel that somebody has called. Raises KernelError."""
     from ..diagnose.gpu import findings_of
 
-    ran = launched(kernel, ctas_drawn=0)
+    ran = launched(kernel)
     for finding in findings_of(ran.findings):
         line = f"\n    {finding.line}   {finding.line.text}" if finding.line is not None else ""
         raise KernelError(f"{kernel.name}: {finding.cause}{line}")

@@ -21,7 +21,7 @@ from .costs import gained
 from .draw import SMALL, Displayed, html_table, image, sentence_html, tried
 from .slots import ref_of, short, slot_events
 
-CTAS_DRAWN, KERNELS_DRAWN = 3, 4
+KERNELS_DRAWN = 4
 _HANDOVERS = "an arrival at a barrier, and who waits for it; pale: nobody had to wait"
 _MOST_ARROWS, _MOST_REFS = 200, 4
 
@@ -51,8 +51,7 @@ def _rows(launched: Launched) -> list[Row]:
     """The lanes of the first CTAs: warpgroups, tensor cores, copy engine, slots in SMEM."""
     lanes: dict[tuple[int, str], list[Event]] = {}
     for event in [*launched.events, *slot_events(launched.uses)[0]]:
-        if event.cta < CTAS_DRAWN and event.kind != "arrive":
-            lanes.setdefault((event.cta, event.lane), []).append(event)
+        lanes.setdefault((event.cta, event.lane), []).append(event)
 
     made = list(lanes)
 
@@ -107,8 +106,7 @@ def _table(launched: Launched) -> list[tuple[str, str, str, str, str]]:
     """What each line of the reader's does in the first CTAs, in the order of the lines."""
     found: dict[Any, list[Event]] = {}
     for event in launched.events:
-        if event.cta < CTAS_DRAWN and event.kind != "arrive":
-            found.setdefault((event.line, _kind(event)), []).append(event)
+        found.setdefault((event.line, _kind(event)), []).append(event)
     rows = []
     in_order = sorted(found.items(), key=lambda each: (each[0][0].file, each[0][0].line) if each[0][0] else ("~", 0))
     for (line, kind), events in in_order:
@@ -122,7 +120,7 @@ def _table(launched: Launched) -> list[tuple[str, str, str, str, str]]:
 
 def _title(launched: Launched) -> str:
     kernel, c = launched.kernel, launched.counts
-    drawn = len({event.cta for event in launched.events if event.cta < CTAS_DRAWN})
+    drawn = len({event.cta for event in launched.events})
     some = f", of which {drawn} are drawn" if c.ctas > drawn else ""
     threads = plural(kernel.threads, "warpgroup") + (" each" if c.ctas > 1 else "")
     size = f"{human_bytes(c.smem_bytes)} of SMEM" if c.smem_bytes else "no SMEM"
@@ -211,7 +209,7 @@ def _chart(launched: Launched) -> Chart:
 
 def timeline(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
     """Runs a function in the machine for GPU kernels; whatever goes wrong becomes the picture's note."""
-    run, note = tried(fn, lambda: gpu.run(fn, *args, ctas_drawn=CTAS_DRAWN, **kwargs), findings_of)
+    run, note = tried(fn, lambda: gpu.run(fn, *args, **kwargs), findings_of)
     calls = run.calls if run is not None else []
     more = len(calls) - KERNELS_DRAWN
     left_out = f"and {plural(more, 'more kernel')} not drawn" if more > 0 else ""

@@ -30,7 +30,6 @@ from .launch import Launch
 from .memory import Access
 from .timeline import CHIPS, Counts, Event, Handover, Use
 
-CTAS_DRAWN = 64
 _OTHER_GARBAGE = 3.0
 _MOST_TRIED = 400_000  # instructions of all these runs together
 _FURTHER = 1000  # steps of a kernel that hangs, beside as many as it has taken, to see what would come next
@@ -85,16 +84,16 @@ class Run(lens.Run):
         return Counts.together([each.counts for each in self.calls])
 
 
-def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None, ctas_drawn: int = CTAS_DRAWN) -> Launched:
+def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None) -> Launched:
     """Runs one kernel, with the arrays that it has; the rest as in `run`."""
     cores = sms or CHIPS[chip].sms
-    launch = Launch(kernel, CHIPS[chip], cores, ctas_drawn)
+    launch = Launch(kernel, CHIPS[chip], cores)
     outputs = launch.run_all()
     found = launch.found.all()
     if any(f.kind == "unwritten" for f in found) and not launch.found.hangs:
-        found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores, 0))
+        found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores))
     if launch.found.hangs:
-        brought = functools.cache(lambda: _brought(launch, lambda: Launch(kernel, CHIPS[chip], cores, 0)))
+        brought = functools.cache(lambda: _brought(launch, lambda: Launch(kernel, CHIPS[chip], cores)))
         found = [dataclasses.replace(f, brought=brought) if f.kind == "deadlock" else f for f in found]
     wrong, notes = ([f for f in found if (f.kind in NOTES) == noted] for noted in (False, True))
     timeline = launch.timeline
@@ -132,27 +131,19 @@ class _Hangs(Exception):
     """A kernel that never ends: nothing after it runs."""
 
 
-def run(
-    fn: Callable[..., Any],
-    *args: Any,
-    chip: str = "h100",
-    sms: int | None = None,
-    ctas_drawn: int = CTAS_DRAWN,
-    **kwargs: Any,
-) -> Run:
+def run(fn: Callable[..., Any], *args: Any, chip: str = "h100", sms: int | None = None, **kwargs: Any) -> Run:
     """Runs `fn(*args, **kwargs)` with every plgpu.kernel in the machine.
 
     args: arrays or pytrees of arrays; kwargs: static. chip: "h100", "h200" or "b200". sms: how many CTAs run at the
-    same time, and what a kernel is told that asks; the chip's number by default. ctas_drawn: for how many CTAs events
-    are kept. A kernel that never ends stops the run: outputs is None. Raises Beyond, ValueError for an unknown chip,
-    and what the reader's code raises.
+    same time, and what a kernel is told that asks; the chip's number by default. A kernel that never ends stops the
+    run: outputs is None. Raises Beyond, ValueError for an unknown chip, and what the reader's code raises.
     """
     if chip not in CHIPS:
         raise ValueError(f"chip={chip!r} is not known; choose one of {', '.join(CHIPS)}")
     calls: list[Launched] = []
 
     def on_kernel(kernel: Kernel) -> list[np.ndarray]:
-        calls.append(launched(kernel, chip, sms, ctas_drawn))
+        calls.append(launched(kernel, chip, sms))
         if calls[-1].hangs:
             raise _Hangs
         return calls[-1].outputs

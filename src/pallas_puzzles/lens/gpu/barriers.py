@@ -10,7 +10,7 @@ import numpy as np
 from ...ir.capture import SourceLine
 from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
-from .timeline import Last
+from .timeline import At, Last
 
 _REMEMBERED = 8  # rounds that have ended
 # What stands for PTX's named barriers, which nobody allocates.
@@ -51,7 +51,7 @@ class Slot:
     knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
     effects: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     ended: "dict[int, Round]" = dataclasses.field(default_factory=dict)
-    last: Last = (-1, "", 0.0, None)
+    last: Last = (-1, ""), 0.0, None
     waited: int = 0
     waits: Arrivals = dataclasses.field(default_factory=collections.Counter)
     arrived: Arrivals = dataclasses.field(default_factory=collections.Counter)
@@ -63,14 +63,14 @@ class Slot:
         line: SourceLine | None,
         knowledge: Knowledge,
         time: float,
-        source: tuple[int, str],
+        source: At,
         count: int = 1,
         cause: SourceLine | None = None,
     ) -> None:
-        """An arrival, with what its thread knows. source: its CTA and lane; count: as how many it counts; cause: the
+        """An arrival, with what its thread knows. source: where it comes from; count: as how many it counts; cause: the
         line from which on it could not come earlier, if that is another one."""
         self.count += count
-        self.last = max(self.last, (*source, time, cause or line), key=lambda each: each[2])
+        self.last = max(self.last, (source, time, cause or line), key=lambda each: each[1])
         self.arrived[who, line] += 1
         self.knowledge.learn(knowledge, self.alloc.tensor)
         self.time = max(self.time, time)

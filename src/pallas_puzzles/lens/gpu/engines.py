@@ -85,7 +85,7 @@ class Engines(Control):
         self.moved(t, instr, "load", nbytes)
         counts.copies += 1
         start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
-        self.timeline.add(t.cta.number, "copy", "load", start, busy + chip.latency, instr, src.name)
+        self.timeline.add((t.cta.number, "copy"), "load", start, busy + chip.latency, instr, src.name)
         return start, busy + chip.latency
 
     # -- from SMEM to GMEM
@@ -109,7 +109,7 @@ class Engines(Control):
         self.moved(t, instr, "store", nbytes)
         counts.stores += 1
         start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
-        self.timeline.add(t.cta.number, "copy", "store", start, busy, instr, dst.name)
+        self.timeline.add((t.cta.number, "copy"), "store", start, busy, instr, dst.name)
         self.use(t.cta, src, here, "store", start, busy)
 
         def land() -> None:
@@ -134,7 +134,7 @@ class Engines(Control):
         clock[t.reading] = max(clock.get(t.reading, 0), last)
         if not instr.p.get("wait_read_only"):
             clock[t.storing] = max(clock.get(t.storing, 0), last)
-        self.timeline.waited(t.cta.number, t.lane, start, t.now, instr)
+        self.timeline.waited(t.at, start, t.now, instr)
 
     def end(self, t: Thread) -> None:
         """A thread ends: its stores must have read their SMEM."""
@@ -164,7 +164,7 @@ class Engines(Control):
 
         def over(product: Product) -> None:
             for start, end in product.slices:
-                self.timeline.add(t.cta.number, "tensor", "wgmma", start, end, instr)
+                self.timeline.add((t.cta.number, "tensor"), "wgmma", start, end, instr)
             self._used(t.cta, operands, product.issued, product.end)
 
         k, width = left.shape[-1], bits_of(left.dtype)
@@ -174,7 +174,7 @@ class Engines(Control):
         product = Product(cycles / instructions, instructions, t.now, over)
         idle_since = t.cta.tensor.issue(t.lane, product)
         if idle_since is not None:
-            self.timeline.idle(t.cta.number, t.lane, idle_since, t.now, t.finished)
+            self.timeline.idle(t.at, idle_since, t.now, t.finished)
         t.wgmmas.append((t.products, add, product, acc))
 
     def _operands(self, t: Thread, instr: Instr, env: Env) -> "tuple[_Operand, _Operand]":
@@ -205,7 +205,7 @@ class Engines(Control):
     def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int, conflicts: int = 0) -> float:
         """The time of a product: when it is done. conflicts: cycles that its operands come late by."""
         start, end = t.cta.tensor.take(t.now, self._cycles(flops, width, conflicts))
-        self.timeline.add(t.cta.number, "tensor", kind, start, end, instr)
+        self.timeline.add((t.cta.number, "tensor"), kind, start, end, instr)
         return end
 
     def _cycles(self, flops: int, width: int, conflicts: int) -> float:
@@ -226,7 +226,7 @@ class Engines(Control):
             add()
             t.knowledge.clock[t.multiplying] = number
         if instr is not None:
-            self.timeline.waited(t.cta.number, t.lane, start, t.now, instr)
+            self.timeline.waited(t.at, start, t.now, instr)
             if t.now > start and not t.wgmmas:
                 t.finished = instr.line
 

@@ -40,10 +40,10 @@ class _Fiber:
 class Launch(Engines):
     """One launch of a kernel. sms: how many CTAs can run at the same time."""
 
-    def __init__(self, kernel: Kernel, chip: Chip, sms: int, ctas_drawn: int):
+    def __init__(self, kernel: Kernel, chip: Chip, sms: int):
         super().__init__()
         self.kernel, self.sms = kernel, sms
-        self.found, self.timeline = Findings(), Timeline(chip, ctas_drawn)
+        self.found, self.timeline = Findings(), Timeline(chip)
         self.semaphores: dict[Any, Semaphores] = {}
         given = [(name, np.asarray(a)) for (name, *_), a in zip(kernel.inputs, kernel.arrays, strict=True)]
         self.inputs = [Buffer(name, a.shape, a.dtype, "gmem", "in", a) for name, a in given]
@@ -168,7 +168,7 @@ class Launch(Engines):
         for f in self.fibers:
             if f.wait is not None and f.wait.what is not None:
                 t, name = f.thread, f.wait.what.name
-                self.timeline.add(t.cta.number, t.lane, "wait", t.now, until, f.wait, name)
+                self.timeline.add(t.at, "wait", t.now, until, f.wait, name)
                 alike[name, f.wait.line].append(f)
         self.stuck = [first for first, *_ in alike.values()]
         waiters = [self._waiter(first, candidates, len(others)) for first, *others in alike.values()]

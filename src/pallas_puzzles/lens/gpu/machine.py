@@ -61,8 +61,7 @@ class Control(Core):
         start = t.now
         t.now += instr.flops / chip.alu + instr.specials / chip.special
         counts.flops += instr.flops
-        self.timeline.add(t.cta.number, t.lane, "compute", start, t.now, instr)
-        self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
+        self.timeline.worked(t.at, "compute", start, t.now, instr)
 
     def do_silent(self, t: Thread, instr: Instr, env: Env) -> None:
         """What makes no difference here."""
@@ -207,19 +206,17 @@ class Control(Core):
             t.now = end + (chip.latency if kind == "load" else 0)
             counts.thread_bytes += nbytes
             self.moved(t, instr, kind, nbytes)
-            self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
-            self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
+            self.timeline.worked(t.at, kind, start, t.now, instr, buffer.name)
         elif buffer.space == "smem":
             t.now += nbytes / chip.smem_bytes
             t.now += self.conflicts(instr, _bank_conflicts(instr, buffer, place))
             self.use(t.cta, buffer, place, "read" if kind == "load" else "compute", start, t.now)
-            self.timeline.add(t.cta.number, t.lane, kind, start, t.now, instr, buffer.name)
-            self.timeline.did(t.cta.number, t.lane, "compute", start, t.now, instr.line)
+            self.timeline.worked(t.at, kind, start, t.now, instr, buffer.name)
 
     def moved(self, t: Thread, instr: Instr, kind: str, nbytes: int) -> None:
         """Counts bytes between GMEM and an SM. kind: "load" or "store"."""
         counts = self.timeline.counts
-        counts.moved_at[instr.line] = counts.moved_at.get(instr.line, 0) + nbytes
+        counts.moved_at[instr.line] += nbytes
         t.cta.moved += nbytes
         if kind == "load":
             counts.gmem_read_bytes += nbytes
@@ -229,9 +226,8 @@ class Control(Core):
     def conflicts(self, instr: Instr, conflicts: int) -> int:
         """Counts bank conflicts. Each takes a cycle."""
         if conflicts:
-            counts = self.timeline.counts
-            counts.bank_conflicts += conflicts
-            counts.conflicts_at[instr.line] = counts.conflicts_at.get(instr.line, 0) + conflicts
+            self.timeline.counts.bank_conflicts += conflicts
+            self.timeline.counts.conflicts_at[instr.line] += conflicts
         return conflicts
 
     def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> None:
@@ -254,7 +250,7 @@ class Control(Core):
         told, axes = t.tell(), flat(env[view.ref].alloc.axes)
         _, slots = self.slots(t, view, env, self.partners(t.cta, axes) if axes else [t.cta])
         for peer in slots:
-            peer.arrive(t.name, instr.line, told, t.now, (t.cta.number, t.lane))
+            peer.arrive(t.name, instr.line, told, t.now, t.at)
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
         """The CTAs of a cluster that differ along these axes only, in order."""
@@ -282,11 +278,10 @@ class Control(Core):
             self.finding("lapped", slot, t, instr, "waits for", detail=(number, slot.round))
         ended = slot.land(number)
         t.knowledge.learn(ended.knowledge)
-        _, source, _, cause = ended.last
-        self.timeline.waited(t.cta.number, t.lane, t.now, ended.time, instr, slot.name, source, cause)
-        self.timeline.handover(t.cta.number, slot.name, ended.last, t.lane, t.now)
+        self.timeline.waited(t.at, t.now, ended.time, instr, slot.name, ended.last)
+        self.timeline.handover(t.at, slot.name, ended.last, t.now)
         if ended.time > t.now:
-            t.now, t.held = ended.time, (ended.time, cause)
+            t.now, t.held = ended.time, (ended.time, ended.last[2])
         yield None  # those who are behind now take the engines first
 
     def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
@@ -303,7 +298,7 @@ class Control(Core):
             slot = t.cta.named[number] = Slot(f"the named barrier {number}", p["threads"], NAMED)
         round_ = slot.round
         self.timeline.counts.arrivals += 1
-        slot.arrive(t.name, instr.line, t.tell(), t.now, (t.cta.number, t.lane), t.width)
+        slot.arrive(t.name, instr.line, t.tell(), t.now, t.at, t.width)
         if not p["waits"]:
             return
         (yield from self._wait_for(t, instr, slot, round_))
@@ -343,7 +338,7 @@ class Control(Core):
         if decrement is None or bool(np.asarray(env[decrement])):
             semaphore.count -= amount
         t.knowledge.learn(semaphore.knowledge)
-        self.timeline.waited(t.cta.number, t.lane, t.now, semaphore.time, instr, semaphore.name)
+        self.timeline.waited(t.at, t.now, semaphore.time, instr, semaphore.name)
         t.now = max(t.now, semaphore.time)
 
     def do_sem_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:

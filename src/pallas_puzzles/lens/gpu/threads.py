@@ -10,7 +10,7 @@ from ...ir.gpu import Kernel
 from ...ir.gpu_program import Instr
 from .barriers import Slot
 from .clocks import Knowledge, new_agent
-from .timeline import Engine, Product, TensorCores
+from .timeline import At, Engine, Product, TensorCores
 
 
 @dataclasses.dataclass(eq=False)
@@ -90,6 +90,7 @@ class Thread:
     )
 
     def __post_init__(self) -> None:
+        self.at: At = self.cta.number, self.lane
         self.knowledge.clock[self.agent] = self.epoch
 
     def tell(self) -> Knowledge:

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,8 @@ CHIPS = {
 }
 
 
+CTAS_DRAWN = 3  # whose events are kept
+
 _in_l2: contextvars.ContextVar[bool] = contextvars.ContextVar("in_l2", default=False)
 
 
@@ -54,7 +57,7 @@ def in_l2(active: bool = True) -> contextlib.AbstractContextManager[None]:
 class Event:
     """A stretch on the clock. start, end: cycles. cta: its number; lane: "warpgroup 0", "copy" or "tensor".
 
-    kind: "load", "store", "wgmma", "tcgen05", "compute", "wait", "arrive". ref: the Ref or barrier that it is about.
+    kind: "load", "store", "wgmma", "tcgen05", "compute", "wait". ref: the Ref or barrier that it is about.
     """
 
     cta: int
@@ -91,6 +94,10 @@ class Handover:
     waited: bool
 
 
+Line = SourceLine | None
+_none: Callable[[], Any] = functools.partial(collections.defaultdict, int)
+
+
 @dataclasses.dataclass
 class Counts:
     """What a kernel costs, over all CTAs. Bytes; cycles on the logical clock.
@@ -112,7 +119,7 @@ class Counts:
     once_bytes: int = 0
     gmem_read_bytes: int = 0
     gmem_write_bytes: int = 0
-    moved_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
+    moved_at: dict[Line, int] = dataclasses.field(default_factory=_none)
     thread_bytes: int = 0
     cta_bytes: int = 0
     smem_bytes: int = 0
@@ -127,10 +134,10 @@ class Counts:
     copy_busy: float = 0
     copy_idle: float = 0
     waited: float = 0
-    waited_at: dict[tuple[SourceLine | None, SourceLine | None], float] = dataclasses.field(default_factory=dict)
-    idle_at: dict[tuple[str, SourceLine | None, SourceLine | None], float] = dataclasses.field(default_factory=dict)
+    waited_at: dict[tuple[Line, Line], float] = dataclasses.field(default_factory=_none)
+    idle_at: dict[tuple[str, Line, Line], float] = dataclasses.field(default_factory=_none)
     bank_conflicts: int = 0
-    conflicts_at: dict[SourceLine | None, int] = dataclasses.field(default_factory=dict)
+    conflicts_at: dict[Line, int] = dataclasses.field(default_factory=_none)
 
     @classmethod
     def together(cls, each: "Sequence[Counts]") -> "Counts":
@@ -139,12 +146,11 @@ class Counts:
         for field in dataclasses.fields(cls):
             values = [getattr(c, field.name) for c in each]
             if field.name.endswith("_at"):
-                by_line = getattr(total, field.name)
                 for line, n in (item for found in values for item in found.items()):
-                    by_line[line] = by_line.get(line, 0) + n
+                    getattr(total, field.name)[line] += n
             else:
                 together = max if field.name in ("cta_bytes", "smem_bytes") else sum
-                setattr(total, field.name, together(values) if values else 0)
+                setattr(total, field.name, together([0, *values]))
         return total
 
     @property
@@ -153,10 +159,11 @@ class Counts:
         return self.gmem_read_bytes + self.gmem_write_bytes
 
 
-# Of a barrier, the last arrival: its CTA, lane and time, and the line from which on it could not come earlier
-Last = tuple[int, str, float, SourceLine | None]
+At = tuple[int, str]  # where something happens: a CTA's number, and a lane of it
+# Of a barrier, the last arrival: where and when, and the line from which on it could not come earlier
+Last = tuple[At, float, SourceLine | None]
 _REMEMBERED = 64  # stretches of a warpgroup's time since its last product
-_Stretch = tuple[float, float, str, SourceLine | None, SourceLine | None]  # start, end, and the rest as in idle_at
+_Stretch = tuple[float, float, str, Line, Line]  # start, end, and the rest as in idle_at
 
 
 class Engine:
@@ -188,10 +195,6 @@ class Product:
     on_end: Callable[["Product"], None]
     end: float = 0.0
     slices: list[tuple[float, float]] = dataclasses.field(default_factory=list)
-
-
-def _unnoticed(product: Product) -> None:
-    """For the end of a product that is only tried."""
 
 
 class TensorCores(Engine):
@@ -236,7 +239,8 @@ class TensorCores(Engine):
             return product.end
         tried = TensorCores()
         tried.free, tried.last = self.free, self.last
-        copies = {id(p): dataclasses.replace(p, on_end=_unnoticed, slices=[]) for q in self.queues.values() for p in q}
+        every = (p for queue in self.queues.values() for p in queue)
+        copies = {id(p): dataclasses.replace(p, on_end=lambda _: None, slices=[]) for p in every}
         tried.queues = {who: collections.deque(copies[id(p)] for p in queue) for who, queue in self.queues.items()}
         tried.advance(math.inf)
         return copies[id(product)].end
@@ -256,69 +260,50 @@ class TensorCores(Engine):
 class Timeline:
     """Events of the first CTAs, and all that is counted."""
 
-    def __init__(self, chip: Chip, ctas_drawn: int):
-        self.chip, self.ctas_drawn = chip, ctas_drawn
+    def __init__(self, chip: Chip):
+        self.chip = chip
         self.gmem_rate = chip.l2_bytes if _in_l2.get() else chip.gmem_bytes  # bytes a cycle
         self.events: list[Event] = []
         self.uses: list[Use] = []
         self.handovers: list[Handover] = []
         self.counts = Counts()
-        self.lately: dict[tuple[int, str], collections.deque[_Stretch]] = {}
+        self._lately: dict[At, collections.deque[_Stretch]] = collections.defaultdict(
+            functools.partial(collections.deque, maxlen=_REMEMBERED)
+        )
 
-    def add(self, cta: int, lane: str, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
-        if cta < self.ctas_drawn and end > start:
-            self.events.append(Event(cta, lane, kind, start, end, instr.line if instr is not None else None, ref))
+    def add(self, at: At, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
+        if at[0] < CTAS_DRAWN and end > start:
+            self.events.append(Event(*at, kind, start, end, instr.line, ref))
 
-    def did(
-        self,
-        cta: int,
-        lane: str,
-        what: str,
-        start: float,
-        end: float,
-        line: SourceLine | None,
-        cause: SourceLine | None = None,
-    ) -> None:
-        """What a warpgroup has spent time with: "compute", or what it waited for, "copy" or "warpgroup"."""
-        lately = self.lately.get((cta, lane))
-        if lately is None:
-            lately = self.lately[cta, lane] = collections.deque(maxlen=_REMEMBERED)
-        lately.append((start, end, what, line, cause))
+    def worked(self, at: At, kind: str, start: float, end: float, instr: Any, ref: str = "") -> None:
+        """A warpgroup has computed, loaded or stored."""
+        self.add(at, kind, start, end, instr, ref)
+        self._lately[at].append((start, end, "compute", instr.line, None))
 
-    def idle(self, cta: int, lane: str, start: float, end: float, after: SourceLine | None) -> None:
+    def waited(self, at: At, start: float, end: float, instr: Any, ref: str = "", last: Last | None = None) -> None:
+        """last: the arrival that was waited for; a copy or a product, where there is none."""
+        if end > start:
+            (_, source), _, cause = last or ((-1, "copy"), end, None)
+            self.counts.waited += end - start
+            self.counts.waited_at[instr.line, cause] += end - start
+            self.add(at, "wait", start, end, instr, ref)
+            what = "copy" if source == "copy" else "warpgroup"
+            self._lately[at].append((start, end, what, instr.line, cause))
+
+    def idle(self, at: At, start: float, end: float, after: SourceLine | None) -> None:
         """The tensor cores of a CTA had nothing to do until this warpgroup started a product. after: its last wait for
         one."""
-        at = self.counts.idle_at
-        for began, ended, what, line, cause in self.lately.pop((cta, lane), ()):
+        for began, ended, what, line, cause in self._lately.pop(at, ()):
             if (both := min(ended, end) - max(began, start)) > 0:
-                key = what, line, after if what == "compute" else cause
-                at[key] = at.get(key, 0.0) + both
-
-    def waited(
-        self,
-        cta: int,
-        lane: str,
-        start: float,
-        end: float,
-        instr: Any,
-        ref: str = "",
-        source: str = "copy",
-        cause: SourceLine | None = None,
-    ) -> None:
-        """source: the lane that was waited for."""
-        if end > start:
-            self.counts.waited += end - start
-            at = self.counts.waited_at
-            at[instr.line, cause] = at.get((instr.line, cause), 0.0) + end - start
-            self.add(cta, lane, "wait", start, end, instr, ref)
-            self.did(cta, lane, "copy" if source == "copy" else "warpgroup", start, end, instr.line, cause)
+                self.counts.idle_at[what, line, after if what == "compute" else cause] += both
 
     def use(self, cta: int, slot: str, kind: str, start: float, end: float) -> None:
-        if cta < self.ctas_drawn:
+        if cta < CTAS_DRAWN:
             self.uses.append(Use(cta, slot, kind, start, end))
 
-    def handover(self, cta: int, barrier: str, source: Last, lane: str, since: float) -> None:
-        """source: the last arrival; since: when the wait began."""
-        if cta < self.ctas_drawn and source[0] == cta and source[1] != lane:
-            end, waited = max(since, source[2]), source[2] > since
-            self.handovers.append(Handover(cta, barrier, source[1], source[2], lane, end, waited))
+    def handover(self, at: At, barrier: str, last: Last, since: float) -> None:
+        """last: the last arrival; since: when the wait began."""
+        (cta, source), arrived, _ = last
+        if cta < CTAS_DRAWN and cta == at[0] and source != at[1]:
+            end, waited = max(since, arrived), arrived > since
+            self.handovers.append(Handover(cta, barrier, source, arrived, at[1], end, waited))
