@@ -114,6 +114,13 @@ def _write(p: Any, ins: Any, eqn: Any) -> Any:
     return "write", {**views, "value": ins[1], "add": add, "optimized": p.get("optimized", True)}
 
 
+def _flat(axes: Any) -> tuple[Any, ...]:
+    """Names of axes: JAX has one name, or several, of which some may stand together in a tuple, or None."""
+    if not isinstance(axes, tuple | list):
+        return () if axes is None else (axes,)
+    return tuple(name for each in axes for name in _flat(each))
+
+
 def _predicate(p: Any, rest: Sequence[int]) -> int | None:
     return rest[-1] if p.get("has_user_predicate") else None
 
@@ -126,7 +133,7 @@ def _load_tma(p: Any, ins: Any, eqn: Any) -> Any:
     return "load_tma", {
         **views,
         "predicate": _predicate(p, rest),
-        "axes": tuple(p.get("collective_axes") or ()),
+        "axes": _flat(p.get("collective_axes")),
         "leader": None if tracked is None else getattr(tracked, "axis", -1),
     }
 
@@ -145,7 +152,7 @@ def _barrier(kind: str) -> Callable[..., Any]:
     def build(p: Any, ins: Any, eqn: Any) -> Any:
         tree = "transforms_treedef" if "transforms_treedef" in p else "barrier_transforms_tree"
         views, rest = _views(p, ["barrier"], ins[:1], ins[1:], tree)
-        return kind, {**views, "predicate": _predicate(p, rest), "axis": p.get("collective_axis")}
+        return kind, {**views, "predicate": _predicate(p, rest), "axes": _flat(p.get("collective_axis"))}
 
     return build
 
@@ -162,7 +169,7 @@ def _tcgen05(p: Any, ins: Any, eqn: Any) -> Any:
     if p["arrive"]:
         refs, names, rest = [*refs, rest[0]], [*names, "barrier"], rest[1:]
     views, _ = _views(p, names, refs, rest)
-    return "tcgen05", {**views, "accumulate": accumulate, "axis": p.get("collective_axis")}
+    return "tcgen05", {**views, "accumulate": accumulate, "axes": _flat(p.get("collective_axis"))}
 
 
 def _run_scoped(p: Any, ins: Any, eqn: Any) -> Any:
@@ -173,7 +180,7 @@ def _run_scoped(p: Any, ins: Any, eqn: Any) -> Any:
     return "run_scoped", {
         "programs": [read_program(jaxpr, open_consts=True)],
         "allocs": allocs,
-        "axes": tuple(p.get("collective_axes") or ()),
+        "axes": _flat(p.get("collective_axes")),
     }
 
 
@@ -250,7 +257,7 @@ def _alloc(name: str, aval: Any, transforms: Sequence[Any]) -> Alloc:
     dtype_name, space = str(inner.dtype), str(getattr(aval, "memory_space", "") or "").lower().split(".")[-1]
     shape = tuple(inner.shape)
     if "barrier" in dtype_name:
-        arrivals, axes = inner.dtype.num_arrivals, tuple(getattr(inner.dtype, "collective_axes", ()))
+        arrivals, axes = inner.dtype.num_arrivals, _flat(getattr(inner.dtype, "collective_axes", ()))
         tensor = bool(getattr(inner.dtype, "orders_tensor_core", False))
         return Alloc(name, "barrier", shape, np.dtype(np.int64), "smem", arrivals, tensor, axes)
     if space_of(aval) == "semaphore" or "sem" in dtype_name:

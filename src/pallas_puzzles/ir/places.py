@@ -51,9 +51,9 @@ class Place:
             array = _seen(array, step, marks)
         return array
 
-    def read(self, array: np.ndarray) -> np.ndarray:
-        """A copy of what is there, with garbage for what lies beyond the end."""
-        return self._filled(self.get(array), poison) if self.clipped else np.array(self.get(array))
+    def read(self, array: np.ndarray, beyond: Callable[..., np.ndarray] = poison) -> np.ndarray:
+        """A copy of what is there, with garbage for what lies beyond the end, or what else an array is made of."""
+        return self._filled(self.get(array), beyond) if self.clipped else np.array(self.get(array))
 
     def marked(self, array: np.ndarray) -> np.ndarray:
         """The marks of what is there; none for what lies beyond the end."""

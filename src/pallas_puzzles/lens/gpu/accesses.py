@@ -226,8 +226,6 @@ class Core:
     def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> tuple[Slot, list[Slot]]:
         """(the barrier that a view is of, the same in each of these CTAs)."""
         slot, barrier = self.slot(t, view, env), env[view.ref]
-        if ctas == [t.cta]:
-            return slot, [slot]
         at = next(k for k, s in barrier.slots.items() if s is slot)
         return slot, [slot if cta is t.cta else self.in_cta(barrier, cta, t.cta).slots[at] for cta in ctas]
 

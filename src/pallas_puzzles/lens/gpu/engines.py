@@ -2,18 +2,19 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...ir.gpu_program import Instr, View
-from ...ir.ops import bits_of, matmul, poison
+from ...ir.ops import OPS, bits_of, matmul, nbytes_of, poison
 from ...ir.places import Place
 from .accesses import Env
 from .banks import of_operand
 from .barriers import Slot
-from .machine import Control, Going, Waiting, flat
+from .clocks import join
+from .machine import Control, Going, Waiting
 from .memory import Access, Buffer
 from .threads import Cta, Thread
 from .timeline import Product
@@ -27,28 +28,25 @@ class Engines(Control):
     def go_load_tma(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         """A copy, which the CTAs of a cluster may share: each brings its part to all of them. With a leader: each
         brings its part to itself, and the barrier of the first one counts all of them."""
-        if self.held_back(instr, env):
-            return
         yield None
         p, started = instr.p, t.now
         src, here = self.place(t, instr, p["src"], env, "copies from", clips=True)
         dst, there = self.place(t, instr, p["dst"], env, "copies into")
         if here.clipped:
             self.finding("padding", src, t, instr, "copies from", total=int(np.prod(here.shape, dtype=int)))
-        ctas = self.partners(t.cta, flat(p["axes"])) if p["axes"] else [t.cta]
+        ctas = self.partners(t.cta, p["axes"])
         n, mine, leader = len(ctas), ctas.index(t.cta), p["leader"] if len(ctas) > 1 else None
         slot, slots = self.slots(t, p["barrier"], env, ctas)
-        start, end = self._fetch(t, instr, src, here, n)
-        told, data = t.tell(), _within(here, src.values)
+        self.timeline.counts.copies += 1
+        start, end = self._transfer(t, instr, "load", src, here, n)
+        told, data = t.tell(), here.read(src.values, np.zeros)  # zeros beyond the end of the array
         if leader is not None:
             key = (...,) if leader < 0 else _split(here.shape, n, mine, leader)
             parts = [(t.cta, slots[0], there, data[key])]
-        elif n > 1:
-            key = _split(there.shape, n, mine, next((d for d, size in enumerate(there.shape) if size % n == 0), 0))
-            part, data = there.part(key), data.reshape(there.shape)[key]
-            parts = [(cta, theirs, part, data) for cta, theirs in zip(ctas, slots, strict=True)]
         else:
-            parts = [(t.cta, slot, there, data)]
+            key = _split(there.shape, n, mine, next((d for d, size in enumerate(there.shape) if size % n == 0), 0))
+            part, data = there.part(key) if n > 1 else there, data.reshape(there.shape)[key]
+            parts = [(cta, theirs, part, data) for cta, theirs in zip(ctas, slots, strict=True)]
         for cta, theirs, part, piece in parts:
             ref = dst if cta is t.cta else self.in_cta(dst, cta, t.cta)
             access = Access(theirs.agent, theirs.round + 1, instr, t.name, "the copy into", "copy", barrier=theirs)
@@ -78,21 +76,21 @@ class Engines(Control):
 
         slot.bring(land, -1, end)
 
-    def _fetch(self, t: Thread, instr: Instr, src: Buffer, here: Place, shared: int) -> tuple[float, float]:
-        """The time of a copy out of GMEM: its start, and when it is all there. shared: by how many CTAs the work is."""
-        chip, counts = self.timeline.chip, self.timeline.counts
-        nbytes = _inside_bytes(here, src) // shared
-        self.moved(t, instr, "load", nbytes)
-        counts.copies += 1
-        start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
-        self.timeline.add((t.cta.number, "copy"), "load", start, busy + chip.latency, instr, src.name)
-        return start, busy + chip.latency
+    def _transfer(
+        self, t: Thread, instr: Instr, kind: str, buffer: Buffer, place: Place, shared: int = 1
+    ) -> tuple[float, float]:
+        """The time of a copy to or from a place in GMEM: its start, and when a load is all there, or a store has been
+        read. shared: by how many CTAs the work is."""
+        nbytes = nbytes_of(np.shape(place.get(buffer.values)), place.dtype) // shared  # of what is inside of the array
+        self.moved(t, instr, kind, nbytes)
+        start, end = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
+        end += self.timeline.chip.latency if kind == "load" else 0
+        self.timeline.add((t.cta.number, "copy"), kind, start, end, instr, buffer.name)
+        return start, end
 
     # -- from SMEM to GMEM
 
     def go_store_tma(self, t: Thread, instr: Instr, env: Env) -> Waiting:
-        if self.held_back(instr, env):
-            return
         yield None
         p = instr.p
         src, here = self.place(t, instr, p["src"], env, "copies from")
@@ -104,19 +102,15 @@ class Engines(Control):
         if reduce:
             self.reads(dst, there, t, Access(t.storing, group, instr, t.name, "the copy adds to", engine))
         self.writes(dst, there, t, Access(t.storing, group, instr, t.name, "the copy into", engine, index=t.index))
-        chip, counts = self.timeline.chip, self.timeline.counts
-        nbytes = _inside_bytes(there, dst)
-        self.moved(t, instr, "store", nbytes)
-        counts.stores += 1
-        start, busy = t.cta.copy.take(t.now, nbytes / self.timeline.gmem_rate)
-        self.timeline.add((t.cta.number, "copy"), "store", start, busy, instr, dst.name)
-        self.use(t.cta, src, here, "store", start, busy)
+        self.timeline.counts.stores += 1
+        start, end = self._transfer(t, instr, "store", dst, there)
+        self.use(t.cta, src, here, "store", start, end)
 
         def land() -> None:
             value = here.read(src.values).reshape(there.shape)
-            there.set(dst.values, _REDUCE[str(reduce)](_within(there, dst.values), value) if reduce else value)
+            there.set(dst.values, OPS[str(reduce)](there.read(dst.values), value) if reduce else value)
 
-        t.stores.append((group, land, busy, busy + chip.latency, instr, src))
+        t.stores.append((group, land, end, end + self.timeline.chip.latency, instr, src))
         if p["commit"]:
             t.groups = group
 
@@ -124,16 +118,13 @@ class Engines(Control):
         t.groups += 1
 
     def do_wait_stores(self, t: Thread, instr: Instr, env: Env) -> None:
-        last, start = t.groups - instr.p["n"], t.now
+        last, start, only_read = t.groups - instr.p["n"], t.now, instr.p.get("wait_read_only")
         for store in [s for s in t.stores if s[0] <= last]:
             _, land, has_read, done, *_ = store
             land()
-            t.now = max(t.now, has_read if instr.p.get("wait_read_only") else done)
+            t.now = max(t.now, has_read if only_read else done)
             t.stores.remove(store)
-        clock = t.knowledge.clock
-        clock[t.reading] = max(clock.get(t.reading, 0), last)
-        if not instr.p.get("wait_read_only"):
-            clock[t.storing] = max(clock.get(t.storing, 0), last)
+        join(t.knowledge.clock, {t.reading: last} if only_read else {t.reading: last, t.storing: last})
         self.timeline.waited(t.at, start, t.now, instr)
 
     def end(self, t: Thread) -> None:
@@ -153,9 +144,8 @@ class Engines(Control):
         acc, where = self.place(t, instr, p["acc"], env, "adds to")
         left, right = operands = self._operands(t, instr, env)
         for each in operands:
-            if each.buffer is not None:
-                access = Access(t.multiplying, t.products, instr, t.name, "wgmma reads", "wgmma")
-                self.reads(each.buffer, each.place, t, access)
+            access = Access(t.multiplying, t.products, instr, t.name, "wgmma reads", "wgmma")
+            self.reads(each.buffer, each.place, t, access)
 
         def add() -> None:
             a, b = left.value(), right.value()
@@ -167,7 +157,7 @@ class Engines(Control):
                 self.timeline.add((t.cta.number, "tensor"), "wgmma", start, end, instr)
             self._used(t.cta, operands, product.issued, product.end)
 
-        k, width = left.shape[-1], bits_of(left.dtype)
+        k, width = left.place.shape[-1], bits_of(left.buffer.dtype)
         conflicts = self._bank_conflicts(instr, operands, where.shape[0] // 64)
         instructions = max(1, k * width // 256)  # of 32 bytes along K
         cycles = self._cycles(2 * int(np.prod(where.shape)) * k, width, conflicts)
@@ -179,27 +169,26 @@ class Engines(Control):
 
     def _operands(self, t: Thread, instr: Instr, env: Env) -> "tuple[_Operand, _Operand]":
         def operand(view: View) -> _Operand:
-            ref = env[view.ref]
-            if not isinstance(ref, Buffer):
-                return _Operand(view, None, Place(np.shape(ref), np.asarray(ref).dtype), np.asarray(ref))
-            buffer, place = self.place(t, instr, view, env, "multiplies")
-            return _Operand(view, buffer, place, None)
+            if isinstance(env[view.ref], Buffer):
+                return _Operand(view, *self.place(t, instr, view, env, "multiplies"))
+            array = np.asarray(env[view.ref])
+            buffer = Buffer("", array.shape, array.dtype, "regs", values=array)
+            return _Operand(view, buffer, Place(array.shape, array.dtype))
 
         return operand(instr.p["a"]), operand(instr.p["b"])
 
     def _used(self, cta: Cta, operands: "Sequence[_Operand]", start: float, end: float) -> None:
         """Until when a product reads its operands, for the timeline."""
         for each in operands:
-            if each.buffer is not None:
-                self.use(cta, each.buffer, each.place, "read", start, end)
+            self.use(cta, each.buffer, each.place, "read", start, end)
 
     def _bank_conflicts(self, instr: Instr, operands: "Sequence[_Operand]", times: int) -> int:
         """The conflicts of reading both operands. times: how often the right one is read, for 64 rows each time."""
         total = 0
         for each, n in zip(operands, (1, times), strict=True):
-            if each.buffer is not None and each.buffer.space == "smem":
-                shape = each.shape[::-1] if each.view.transposed else each.shape
-                total += n * of_operand(shape, bits_of(each.dtype) // 8, each.view.tiling)
+            if each.buffer.space == "smem":
+                shape = each.place.shape[::-1] if each.view.transposed else each.place.shape
+                total += n * of_operand(shape, bits_of(each.buffer.dtype) // 8, each.view.tiling)
         return self.conflicts(instr, total)
 
     def _multiply(self, t: Thread, instr: Instr, kind: str, flops: int, width: int, conflicts: int = 0) -> float:
@@ -257,15 +246,13 @@ class Engines(Control):
     def go_tcgen05(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         yield None
         p, cta = instr.p, t.cta
-        ctas = self.partners(cta, flat([p["axis"]])) if p["axis"] is not None else [cta]
+        ctas = self.partners(cta, p["axes"])
         if ctas[0] is not cta:  # the first CTA of a pair multiplies for both
             return
         cta.products += 1
         number, keep = cta.products, bool(np.asarray(env[p["accumulate"]]))
         acc, where = self.place(t, instr, p["acc"], env, "adds to")
         left, right = operands = self._operands(t, instr, env)
-        assert left.buffer is not None, "tcgen05_mma takes Refs"
-        assert right.buffer is not None, "both of them"
 
         def access(verb: str) -> Access:
             return Access(cta.tensor_agent, number, instr, t.name, verb, "tcgen05")
@@ -289,18 +276,17 @@ class Engines(Control):
                 total = ((where.read(ref.values) if keep else 0) + matmul(a, whole)).astype(ref.dtype)
                 where.set(ref.values, total)
 
-        flops = 2 * int(np.prod(where.shape)) * left.shape[-1]
+        flops = 2 * int(np.prod(where.shape)) * left.place.shape[-1]
         conflicts = self._bank_conflicts(instr, operands, 1)
-        end = self._multiply(t, instr, "tcgen05", flops, bits_of(left.dtype), conflicts)
+        end = self._multiply(t, instr, "tcgen05", flops, bits_of(left.buffer.dtype), conflicts)
         self._used(cta, operands, t.now, end)
         cta.mmas.append((number, add, end))
         if "barrier" in p:
             self._commit_mmas(t, instr, env, ctas)
 
     def do_tcgen05_arrive(self, t: Thread, instr: Instr, env: Env) -> None:
-        axis = instr.p["axis"]
-        ctas = self.partners(t.cta, flat([axis])) if axis is not None else [t.cta]
-        if not self.held_back(instr, env) and ctas[0] is t.cta:
+        ctas = self.partners(t.cta, instr.p["axes"])
+        if ctas[0] is t.cta:
             self._commit_mmas(t, instr, env, ctas)
 
     def _commit_mmas(self, t: Thread, instr: Instr, env: Env, ctas: list[Cta]) -> None:
@@ -339,38 +325,12 @@ class _Operand:
     """What a product multiplies: a part of a Ref, or an array in registers."""
 
     view: View
-    buffer: Buffer | None
+    buffer: Buffer
     place: Place
-    array: np.ndarray | None
 
     def value(self) -> np.ndarray:
         """What it holds now."""
-        return self.place.read(self.buffer.values) if self.buffer is not None else np.asarray(self.array)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.place.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.buffer.dtype if self.buffer is not None else self.place.dtype
-
-
-def _within(place: Place, array: np.ndarray) -> np.ndarray:
-    """What is there, zeros beyond the end of the array: what the copy engine brings."""
-    found = np.asarray(place.get(array))
-    if not place.clipped:
-        return np.array(found)
-    whole = np.zeros(place.shape, array.dtype)
-    whole[tuple(slice(n) for n in found.shape)] = found
-    return whole
-
-
-def _inside_bytes(place: Place, buffer: Buffer) -> int:
-    """How many bytes of a place are inside of its array."""
-    if not place.clipped:
-        return place.nbytes
-    return int(np.size(place.get(buffer.values))) * bits_of(buffer.dtype) // 8
+        return self.place.read(self.buffer.values)
 
 
 def _split(shape: tuple[int, ...], n: int, which: int, axis: int) -> tuple[slice, ...]:
@@ -380,13 +340,3 @@ def _split(shape: tuple[int, ...], n: int, which: int, axis: int) -> tuple[slice
         slice(which * size, min((which + 1) * size, length)) if d == axis else slice(0, length)
         for d, length in enumerate(shape)
     )
-
-
-_REDUCE: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}

@@ -48,6 +48,8 @@ class Control(Core):
                 out = instr.evaluate([env[i] for i in instr.ins])
                 if instr.flops or instr.specials:
                     self._compute(t, instr)
+            elif (predicate := instr.p.get("predicate")) is not None and not bool(np.asarray(env[predicate])):
+                out = []
             elif (plain := getattr(self, "do_" + kind, None)) is not None:
                 out = plain(t, instr, env)
             else:
@@ -147,8 +149,7 @@ class Control(Core):
     def allocate(self, alloc: Alloc, key: Any, number: int) -> Any:
         """A Ref that a scope makes."""
         if alloc.kind == "barrier":
-            axes = flat(alloc.axes)
-            needed = alloc.arrivals * math.prod(self.kernel.cluster[a] for a in axes)
+            needed = alloc.arrivals * math.prod(self.kernel.cluster[a] for a in alloc.axes)
             self.timeline.counts.barriers += math.prod(alloc.shape)
             return Barrier.made(alloc, needed)
         if alloc.kind == "semaphore":
@@ -235,25 +236,18 @@ class Control(Core):
 
     # -- barriers
 
-    def held_back(self, instr: Instr, env: Env) -> bool:
-        """Whether a predicate says that an instruction does nothing."""
-        predicate = instr.p.get("predicate")
-        return predicate is not None and not bool(np.asarray(env[predicate]))
-
     def do_arrive(self, t: Thread, instr: Instr, env: Env) -> None:
-        if not self.held_back(instr, env):
-            self.arrive(t, instr, instr.p["barrier"], env)
-
-    def arrive(self, t: Thread, instr: Instr, view: View, env: Env) -> None:
         """One arrival; on a ClusterBarrier, one at each CTA that shares it."""
         self.timeline.counts.arrivals += 1
-        told, axes = t.tell(), flat(env[view.ref].alloc.axes)
-        _, slots = self.slots(t, view, env, self.partners(t.cta, axes) if axes else [t.cta])
+        told, view = t.tell(), instr.p["barrier"]
+        _, slots = self.slots(t, view, env, self.partners(t.cta, env[view.ref].alloc.axes))
         for peer in slots:
             peer.arrive(t.name, instr.line, told, t.now, t.at)
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
-        """The CTAs of a cluster that differ along these axes only, in order."""
+        """The CTAs of a cluster that differ along these axes only, in order; without any, the CTA alone."""
+        if not axes:
+            return [cta]
         free = {list(self.kernel.cluster).index(a) for a in axes}
         return [
             other
@@ -267,7 +261,7 @@ class Control(Core):
         t.seen[slot] += 1
         slot.waited = max(slot.waited, number + 1)
         slot.waits[t.name, instr.line] += 1
-        (yield from self._wait_for(t, instr, slot, number))
+        yield from self._wait_for(t, instr, slot, number)
 
     def _wait_for(self, t: Thread, instr: Instr, slot: Slot, number: int) -> Waiting:
         """Waits for a round of a barrier."""
@@ -285,8 +279,8 @@ class Control(Core):
         yield None  # those who are behind now take the engines first
 
     def go_arrive_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
-        self.arrive(t, instr, instr.p["barrier"], env)
-        (yield from self.go_wait(t, instr, env))
+        self.do_arrive(t, instr, env)
+        yield from self.go_wait(t, instr, env)
 
     def go_named(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         """bar.sync and bar.arrive: barriers that have a number, and count threads (PTX ISA 9.7.13.1). Every thread that
@@ -299,9 +293,8 @@ class Control(Core):
         round_ = slot.round
         self.timeline.counts.arrivals += 1
         slot.arrive(t.name, instr.line, t.tell(), t.now, t.at, t.width)
-        if not p["waits"]:
-            return
-        (yield from self._wait_for(t, instr, slot, round_))
+        if p["waits"]:
+            yield from self._wait_for(t, instr, slot, round_)
 
     def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         slot = self.slot(t, instr.p["barrier"], env)
@@ -364,7 +357,7 @@ class Control(Core):
             t.cta.shared[id(buffer), self.region(buffer, place)] = [cluster.claimed[number]]
 
         slot.bring(answer, 0, t.now)
-        self.arrive(t, instr, instr.p["barrier"], env)
+        self.do_arrive(t, instr, env)
 
     def do_query(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         buffer, place = self.place(t, instr, instr.p["result"], env, "asks")
@@ -381,8 +374,3 @@ def _bank_conflicts(instr: Instr, buffer: Buffer, place: Place) -> int:
     if p.get("layout") != "WGMMA" or p["view"].transposed or (tiling == (None, None) and optimized):
         return 0
     return of_warps(place.shape, bits_of(buffer.dtype) // 8, tiling, optimized)
-
-
-def flat(axes: Sequence[Any]) -> list[Any]:
-    """Names of axes, of which several may stand together in a tuple."""
-    return [a for axis in axes for a in (axis if isinstance(axis, tuple) else (axis,))]

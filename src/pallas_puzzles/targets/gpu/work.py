@@ -362,7 +362,7 @@ class _Follow:
         acc, a, b = (self._shape(instr, name, env) for name in ("acc", "a", "b"))
         # (M N) (M K) (K N) = (M N K)^2
         flops = 2 * math.sqrt(math.prod(acc) * math.prod(a) * math.prod(b))
-        if instr.p.get("axis") is not None:  # two CTAs' SMs multiply together what one of them has asked for
+        if instr.p.get("axes"):  # two CTAs' SMs multiply together what one of them has asked for
             flops = 2 * 2 * math.prod(acc) * math.prod(a) / instr.eqn.invars[0].aval.shape[0]
         self.work.tensor_flops[str(np_dtype(instr.eqn.invars[1].aval))] += flops * self._times  # type: ignore[assignment]
 
