@@ -13,7 +13,7 @@ from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from ..findings import Findings
 from ..regions import Region, region_of
-from .barriers import Barrier, Slot
+from .barriers import Several, Slot
 from .clocks import Knowledge
 from .findings import Finding
 from .memory import NEVER, Access, Buffer
@@ -220,8 +220,9 @@ class Core:
 
     def slot(self, t: Thread, view: View, env: Env) -> Slot:
         """The barrier that a view is of."""
-        barrier: Barrier = self._of_peer(env[view.ref], t, view, env)
-        return barrier.slots[self.number_of(barrier.alloc.shape, view, env, t, barrier)]
+        barrier = self._of_peer(env[view.ref], t, view, env)
+        slot: Slot = barrier.slots[self.number_of(barrier, view, env, t)]
+        return slot
 
     def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> tuple[Slot, list[Slot]]:
         """(the barrier that a view is of, the same in each of these CTAs)."""
@@ -229,13 +230,15 @@ class Core:
         at = next(k for k, s in barrier.slots.items() if s is slot)
         return slot, [slot if cta is t.cta else self.in_cta(barrier, cta, t.cta).slots[at] for cta in ctas]
 
-    def number_of(self, shape: tuple[int, ...], view: View, env: Env, t: Thread, ref: Any) -> tuple[int, ...]:
+    def number_of(self, ref: Several, view: View, env: Env, t: Thread) -> tuple[int, ...]:
+        """Which barrier or semaphore a view is of."""
+
         def out_of_bounds(first: int, last: int, size: int) -> None:
             self.finding("bounds", ref, t, None, "waits for", detail=(first, last, size))
 
         numbers = [env[i] for i in view.leaves]
-        place = view.at(shape, np.dtype(np.int32), numbers, out_of_bounds, False)
-        return tuple(each.start for each in region_of(place, shape).box)
+        place = view.at(ref.alloc.shape, np.dtype(np.int32), numbers, out_of_bounds, False)
+        return tuple(each.start for each in region_of(place, ref.alloc.shape).box)
 
 
 def _knows(knowledge: Knowledge, access: Access) -> bool:
@@ -245,7 +248,7 @@ def _knows(knowledge: Knowledge, access: Access) -> bool:
 def _crowded(slot: Slot) -> tuple[Any, ...]:
     """A barrier that has ended a round before all copies of it had arrived: its name, the arrivals of a round, how many
     there were, and their lines."""
-    return slot.name, slot.needed, slot.arrived.total(), tuple(line for _, line in slot.arrived if line is not None)
+    return slot.name, slot.needed, slot.arrived.total(), slot.lines
 
 
 def _too_early(copy: Access, t: Thread) -> bool:

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -32,30 +31,41 @@ class Round:
 
 
 @dataclasses.dataclass(eq=False)
-class Slot:
-    """One barrier. round: the number of the one that is going on; count: its arrivals so far.
-
-    parts: of multicast copies that it still waits for; effects: what lands with this round. ended: the last rounds. An
-    mbarrier remembers one bit. waited: how many rounds somebody has waited for; waits: who has. arrived, earlier: who
-    has arrived, in all and before this round.
-    """
+class Semaphore:
+    """A counter in GMEM that all CTAs share. time: when it was last signalled; arrived: who has done so, in all."""
 
     name: str
-    needed: int
     alloc: Alloc
-    agent: int = dataclasses.field(default_factory=new_agent)
-    round: int = 0
     count: int = 0
-    parts: int = 0
     time: float = 0.0
     knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
+    arrived: Arrivals = dataclasses.field(default_factory=collections.Counter)
+
+
+@dataclasses.dataclass(eq=False)
+class Slot(Semaphore):
+    """One barrier. needed: arrivals in a round; round: the number of the one that is going on; count: its arrivals.
+
+    parts: of multicast copies that it still waits for; effects: what lands with this round. ended: the last rounds. An
+    mbarrier remembers one bit. waited: how many rounds somebody has waited for; waits: who has. earlier: who has
+    arrived before this round.
+    """
+
+    needed: int = 0
+    agent: int = dataclasses.field(default_factory=new_agent)
+    round: int = 0
+    parts: int = 0
     effects: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     ended: "dict[int, Round]" = dataclasses.field(default_factory=dict)
     last: Last = (-1, ""), 0.0, None
     waited: int = 0
     waits: Arrivals = dataclasses.field(default_factory=collections.Counter)
-    arrived: Arrivals = dataclasses.field(default_factory=collections.Counter)
     earlier: Arrivals = dataclasses.field(default_factory=collections.Counter)
+
+    @property
+    def lines(self) -> tuple[SourceLine, ...]:
+        """Of its arrivals."""
+        return tuple(dict.fromkeys(line for _, line in self.arrived if line is not None))
 
     def arrive(
         self,
@@ -107,45 +117,12 @@ class Slot:
         return self.ended.get(number) or self.ended[max(self.ended)]
 
 
-@dataclasses.dataclass(eq=False)
-class Barrier:
-    """A Ref to barriers, one CTA's."""
+class Several:
+    """A Ref to barriers, one CTA's, or to semaphores. slots: by their place in it."""
 
-    name: str
-    alloc: Alloc
-    slots: dict[tuple[int, ...], Slot]
-
-    @classmethod
-    def made(cls, alloc: Alloc, needed: int) -> "Barrier":
-        """needed: arrivals in a round."""
-        slots = {at: Slot(alloc.name + "".join(f"[{i}]" for i in at), needed, alloc) for at in np.ndindex(*alloc.shape)}
-        return cls(alloc.name, alloc, slots)
-
-
-@dataclasses.dataclass(eq=False)
-class Semaphore:
-    """A counter in GMEM that all CTAs share. time: when it was last signalled."""
-
-    name: str
-    alloc: Alloc | None
-    count: int = 0
-    time: float = 0.0
-    knowledge: Knowledge = dataclasses.field(default_factory=Knowledge)
-    arrived: Arrivals = dataclasses.field(default_factory=collections.Counter)
-
-
-@dataclasses.dataclass(eq=False)
-class Semaphores:
-    """A Ref to semaphores."""
-
-    name: str
-    alloc: Alloc | None
-    shape: tuple[int, ...]
-    each: dict[tuple[int, ...], Semaphore] = dataclasses.field(default_factory=dict)
-
-    def at(self, place: tuple[int, ...]) -> Semaphore:
-        name = self.name + "".join(f"[{i}]" for i in place)
-        return self.each.setdefault(place, Semaphore(name, self.alloc))
+    def __init__(self, alloc: Alloc, make: Callable[[str], Semaphore]) -> None:
+        self.name, self.alloc = alloc.name, alloc
+        self.slots = {at: make(alloc.name + "".join(f"[{i}]" for i in at)) for at in np.ndindex(*alloc.shape)}
 
 
 @dataclasses.dataclass(eq=False)
@@ -153,6 +130,6 @@ class Wait:
     """Why a thread cannot go on. what: the barrier or semaphore, and the round or count that it waits for."""
 
     ready: Callable[[], bool]
-    line: SourceLine | None = None
-    what: Slot | Semaphore | None = None
-    number: Any = 0
+    line: SourceLine | None
+    what: Semaphore
+    number: int

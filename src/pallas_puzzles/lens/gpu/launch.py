@@ -18,23 +18,14 @@ from ...ir.gpu_program import Program
 from ...ir.ops import Beyond
 from ..findings import Findings
 from .banks import inside, note_layouts
-from .barriers import NAMED, Arrivals, Barrier, Semaphores, Slot, Wait
+from .barriers import NAMED, Arrivals, Several, Slot, Wait
 from .engines import Engines
 from .findings import Finding, Waiter
-from .machine import Going, Spawn
 from .memory import NEVER, Buffer
-from .threads import Cluster, Cta, Thread, names_of
+from .threads import Cluster, Cta, Spawn, Thread
 from .timeline import Chip, Timeline
 
 MOST_CTAS = 1 << 16
-
-
-@dataclasses.dataclass(eq=False)
-class _Fiber:
-    thread: Thread
-    going: Going
-    cluster: Cluster
-    wait: Wait | None = None
 
 
 class Launch(Engines):
@@ -44,7 +35,7 @@ class Launch(Engines):
         super().__init__()
         self.kernel, self.sms = kernel, sms
         self.found, self.timeline = Findings(), Timeline(chip)
-        self.semaphores: dict[Any, Semaphores] = {}
+        self.semaphores: dict[Any, Several] = {}
         given = [(name, np.asarray(a)) for (name, *_), a in zip(kernel.inputs, kernel.arrays, strict=True)]
         self.inputs = [Buffer(name, a.shape, a.dtype, "gmem", "in", a) for name, a in given]
         self.outputs = [Buffer(n, shape, dtype, "gmem", "out") for n, shape, dtype in kernel.outputs]
@@ -60,9 +51,9 @@ class Launch(Engines):
         counts.once_bytes = sum(arrays.values())
         counts.smem_bytes = _held_smem(kernel.program)
         note_layouts(kernel.program)
-        self.fibers: list[_Fiber] = []
+        self.threads: list[Thread] = []  # that have not ended
         self.launched = self.ctas = self.steps = 0
-        self.stuck: list[_Fiber] = []  # when nobody can go on: one for each barrier and line
+        self.stuck: list[Wait] = []  # when nobody can go on: one for each barrier and line
         self.most_steps = math.inf
         self.ended: list[str] = []
         self.free = [0.0] * max(1, sms // size)  # when each of the places for clusters is free
@@ -77,27 +68,27 @@ class Launch(Engines):
         spend(self.instructions + READ * sum(1 for _ in self.kernel.program.everything()))
         counts = self.timeline.counts
         counts.ctas = self.ctas
-        counts.cycles = max([*self.free, *(f.thread.now for f in self.fibers)])
+        counts.cycles = max([*self.free, *(t.now for t in self.threads)])
         limit = self.timeline.chip.smem_limit_bytes
         if counts.smem_bytes > limit:
             where = Finding("smem", "SMEM", self.kernel.where, "")
             self.found.add(dataclasses.replace(where, count=counts.smem_bytes, total=limit))
         for output in self.outputs:
-            if not self.fibers and (missing := int(np.count_nonzero(output.writer == NEVER))):
+            if not self.threads and (missing := int(np.count_nonzero(output.writer == NEVER))):
                 note = Finding("output-unwritten", output.name, self.kernel.where, "")
                 self.found.add(dataclasses.replace(note, count=missing, total=output.writer.size))
         return [o.values for o in self.outputs]
 
     def _drive(self, at_once: int) -> None:
         """Starts clusters, so many at once at first, and runs their threads until nobody can go on."""
-        while (self.pending or self.fibers) and self.steps < self.most_steps:
-            while self.pending and len({id(f.cluster) for f in self.fibers}) < at_once:
+        while (self.pending or self.threads) and self.steps < self.most_steps:
+            while self.pending and len({id(t.cta.cluster) for t in self.threads}) < at_once:
                 self._start()
             if self._step():
                 continue
             if self.pending and self.free:
                 self._start()  # those who wait may wait for a CTA that has not started
-            elif self.fibers:
+            elif self.threads:
                 self._stuck()
                 break
 
@@ -107,46 +98,43 @@ class Launch(Engines):
         self.launched += 1
         for inner in _indices(kernel.cluster):
             index = {**cluster.index, **inner}
-            name, _ = names_of(kernel, index, 0)
+            at = tuple(index.values())
+            name = f"CTA {at if len(at) != 1 else at[0]}" if at else ""
             cta = Cta(self.ctas, name, index, tuple(inner.values()), cluster)
             self.ctas += 1
             cluster.ctas[cta.place] = cta
             for w in range(kernel.threads):
-                _, who = names_of(kernel, index, w)
+                who = f"warpgroup {w} of {name}" if name else f"warpgroup {w}"
                 own = {**index, kernel.thread_name: w} if kernel.thread_name is not None else index
-                t = Thread(cta, who, f"warpgroup {w}", own, cluster.start)
-                self.fibers.append(_Fiber(t, self.run(kernel.program, [*self.inputs, *self.outputs], t), cluster))
-
-    def claim(self) -> dict[Any, int] | None:
-        """A cluster that has not started is cancelled: its work is somebody else's now."""
-        return self.pending.popleft() if self.pending else None
+                t = Thread(cta, name if name and kernel.threads == 1 else who, f"warpgroup {w}", own, cluster.start)
+                t.going = self.run(kernel.program, [*self.inputs, *self.outputs], t)
+                self.threads.append(t)
 
     def _step(self) -> bool:
         """Runs the thread that is furthest behind up to its next wait. False: nobody can go on."""
-        ready = [f for f in self.fibers if f.wait is None or f.wait.ready()]
+        ready = [t for t in self.threads if t.wait is None or t.wait.ready()]
         if not ready:
             return False
-        fiber = min(ready, key=lambda f: f.thread.now) if len(ready) > 1 else ready[0]
+        t = min(ready, key=lambda t: t.now)
         self.steps += 1
         try:
-            fiber.wait = next(fiber.going)
+            t.wait = next(t.going)
         except StopIteration:
-            self._done(fiber)
+            self._done(t)
             return True
-        if isinstance(fiber.wait, Spawn) and not any(f.thread is fiber.wait.children[0][0] for f in self.fibers):
-            self.fibers += [_Fiber(t, going, fiber.cluster) for t, going in fiber.wait.children]
+        if isinstance(t.wait, Spawn):
+            self.threads += t.wait.children
         return True
 
-    def _done(self, fiber: _Fiber) -> None:
-        self.fibers.remove(fiber)
-        t = fiber.thread
+    def _done(self, t: Thread) -> None:
+        self.threads.remove(t)
         self.end(t)
         t.done = True
         if len(self.ended) < 1 << 12:
             self.ended.append(t.name)
-        cluster = fiber.cluster
+        cluster = t.cta.cluster
         cluster.end = max(cluster.end, t.now)
-        if any(f.cluster is cluster for f in self.fibers):
+        if any(other.cta.cluster is cluster for other in self.threads):
             return
         heapq.heappush(self.free, cluster.end)
         counts, life = self.timeline.counts, cluster.end - cluster.start
@@ -163,55 +151,51 @@ class Launch(Engines):
 
     def _stuck(self) -> None:
         candidates = _candidates(self.kernel.program)
-        until = 1.1 * max([1.0, *(e.end for e in self.timeline.events), *(f.thread.now for f in self.fibers)])
-        alike: dict[Any, list[_Fiber]] = collections.defaultdict(list)
-        for f in self.fibers:
-            if f.wait is not None and f.wait.what is not None:
-                t, name = f.thread, f.wait.what.name
-                self.timeline.add(t.at, "wait", t.now, until, f.wait, name)
-                alike[name, f.wait.line].append(f)
-        self.stuck = [first for first, *_ in alike.values()]
-        waiters = [self._waiter(first, candidates, len(others)) for first, *others in alike.values()]
+        until = 1.1 * max([1.0, *(e.end for e in self.timeline.events), *(t.now for t in self.threads)])
+        alike: dict[Any, list[tuple[Thread, Wait]]] = collections.defaultdict(list)
+        for t in self.threads:
+            if isinstance(t.wait, Wait):
+                name = t.wait.what.name
+                self.timeline.add(t.at, "wait", t.now, until, t.wait, name)
+                alike[name, t.wait.line].append((t, t.wait))
+        self.stuck = [wait for (_, wait), *_ in alike.values()]
+        waiters = [_waiter(*first, candidates, len(others)) for first, *others in alike.values()]
         first, done = waiters[0], tuple(dict.fromkeys(self.ended))
         where = Finding("deadlock", first.what, first.line, first.who, "waits for", waiters=tuple(waiters), ended=done)
         self.found.add(where)
 
-    def _waiter(self, fiber: _Fiber, candidates: "dict[int, list[SourceLine]]", alike: int) -> Waiter:
-        assert fiber.wait is not None, "who is stuck waits"
-        what = fiber.wait.what
-        assert what is not None, "for something"
-        lines = tuple(candidates.get(id(what.alloc), ()))
-        who, line, number = fiber.thread.name, fiber.wait.line, fiber.wait.number
-        arrived = _listed(what.arrived)
-        waiter = Waiter(who, line, what.name, what.count, number, -1, arrived=arrived, candidates=lines, alike=alike)
-        if not isinstance(what, Slot):
-            return waiter
-        return dataclasses.replace(
-            waiter,
-            needed=what.needed,
-            round=number,
-            parts=what.parts,
-            came=_listed(what.arrived - what.earlier),
-            waited=_listed(what.waits - collections.Counter({(who, line): 1})),
-            spare=tuple(_spare(what, fiber.thread.cta)),
-        )
-
     def brought_by(self, number: int, most_steps: int) -> list[list[tuple[str, SourceLine | None]]]:
         """Who arrives, and at which line, on what each of those waits for that are stuck, when one of them, by its
         number, gets what it waits for. Its thread, and then others, go on, for so many steps at most."""
-        waits = [f.wait for f in self.stuck]
-        before = [wait.what.arrived.copy() for wait in waits if wait is not None and wait.what is not None]
-        wait = waits[number]
-        assert wait is not None, "who is stuck waits"
+        waits = self.stuck
+        before, wait = [each.what.arrived.copy() for each in waits], waits[number]
         if isinstance(wait.what, Slot):
             wait.what.end_round()
-        elif wait.what is not None:
+        else:
             wait.what.count = wait.number
         self.most_steps = self.steps + most_steps
         with contextlib.suppress(Exception), np.errstate(all="ignore"):  # on what never came, anything may happen
             self._drive(1)
-        after = [wait.what.arrived for wait in waits if wait is not None and wait.what is not None]
-        return [list(now - then) for now, then in zip(after, before, strict=True)]
+        return [list(each.what.arrived - then) for each, then in zip(waits, before, strict=True)]
+
+
+def _waiter(t: Thread, wait: Wait, candidates: "dict[int, list[SourceLine]]", alike: int) -> Waiter:
+    what, number, lines = wait.what, wait.number, tuple(candidates.get(id(wait.what.alloc), ()))
+    arrived = _listed(what.arrived)
+    waiter = Waiter(
+        t.name, wait.line, what.name, what.count, number, -1, arrived=arrived, candidates=lines, alike=alike
+    )
+    if not isinstance(what, Slot):
+        return waiter
+    return dataclasses.replace(
+        waiter,
+        needed=what.needed,
+        round=number,
+        parts=what.parts,
+        came=_listed(what.arrived - what.earlier),
+        waited=_listed(what.waits - collections.Counter({(t.name, wait.line): 1})),
+        spare=tuple(_spare(what, t.cta)),
+    )
 
 
 def _listed(arrivals: Arrivals) -> tuple[tuple[str, SourceLine | None, int], ...]:
@@ -221,15 +205,12 @@ def _listed(arrivals: Arrivals) -> tuple[tuple[str, SourceLine | None, int], ...
 def _spare(slot: Slot, cta: Cta) -> Iterator[tuple[str, int, tuple[SourceLine, ...]]]:
     """The other barriers of a CTA that have ended rounds which nobody has waited for: (name, how many, lines of the
     arrivals). One such round of a barrier of another kind is nothing special: it says that a slot is free."""
-    barriers = (ref for refs in cta.shared.values() for ref in refs if isinstance(ref, Barrier))
-    for other in (other for barrier in barriers for other in barrier.slots.values() if other is not slot):
-        spare = other.round - other.waited
-        if spare > (0 if other.alloc is slot.alloc else 1):
-            yield other.name, spare, _lines(other)
-
-
-def _lines(slot: Slot) -> tuple[SourceLine, ...]:
-    return tuple(dict.fromkeys(line for _, line in slot.arrived if line is not None))
+    there = (ref for refs in cta.shared.values() for ref in refs if isinstance(ref, Several))
+    for other in (other for several in there for other in several.slots.values()):
+        if isinstance(other, Slot) and other is not slot:
+            spare = other.round - other.waited
+            if spare > (0 if other.alloc is slot.alloc else 1):
+                yield other.name, spare, other.lines
 
 
 def _held_smem(program: Program) -> int:

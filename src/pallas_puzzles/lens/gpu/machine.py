@@ -1,9 +1,10 @@
 """Runs the program of a plgpu.kernel, one warpgroup at a time: control flow, Refs, barriers, semaphores.
 
-A thread is a generator: it yields a Wait where it cannot go on, and None where others may go first. What copies and
-products do lands as late as their waits allow, so that a missing wait shows in the values, the same way in every run.
+A thread is a generator: it yields why it cannot go on, and None where others may go first. What copies and products do
+lands as late as their waits allow, so that a missing wait shows in the values, the same way in every run.
 """
 
+import collections
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
@@ -15,20 +16,11 @@ from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from .accesses import Core, Env
 from .banks import of_warps
-from .barriers import NAMED, Barrier, Semaphore, Semaphores, Slot, Wait
+from .barriers import NAMED, Semaphore, Several, Slot, Wait
 from .memory import Access, Buffer
-from .threads import Cta, Thread
+from .threads import Cta, Going, Spawn, Thread
 
-Going = Generator[Wait | None, None, list[Any]]
-Waiting = Generator[Wait | None, None, None]  # of what gives no result
-
-
-class Spawn(Wait):
-    """Threads that run until all are done; the one that yields this goes on then."""
-
-    def __init__(self, children: Sequence[tuple[Thread, Going]]):
-        super().__init__(lambda: all(t.done for t, _ in children))
-        self.children = children
+Waiting = Generator[Wait | Spawn | None, None, None]  # of what gives no result
 
 
 class Control(Core):
@@ -123,10 +115,11 @@ class Control(Core):
             warp.knowledge.learn(t.knowledge)
             warp.seen.update(t.seen)
             warp.scopes, warp.tries = t.scopes.copy(), t.tries
-            children.append((warp, self.run(instr.p["programs"][0], values, warp)))
+            warp.going = self.run(instr.p["programs"][0], values, warp)
+            children.append(warp)
         t.tell()
         yield Spawn(children)
-        for warp, _ in children:
+        for warp in children:
             t.knowledge.learn(warp.tell())
             t.now = max(t.now, warp.now)
             for key, number in warp.seen.items():
@@ -151,16 +144,16 @@ class Control(Core):
         if alloc.kind == "barrier":
             needed = alloc.arrivals * math.prod(self.kernel.cluster[a] for a in alloc.axes)
             self.timeline.counts.barriers += math.prod(alloc.shape)
-            return Barrier.made(alloc, needed)
+            return Several(alloc, lambda name: Slot(name, alloc, needed=needed))
         if alloc.kind == "semaphore":
-            shared = self.semaphores
-            return shared.setdefault((key[0], number), Semaphores(alloc.name, alloc, alloc.shape))
+            made = Several(alloc, lambda name: Semaphore(name, alloc))
+            return self.semaphores.setdefault((key[0], number), made)
         buffer = Buffer(alloc.name, alloc.shape, alloc.dtype, "regs" if alloc.kind == "acc" else alloc.space)
         if alloc.kind == "acc":
             buffer.values[...] = 0
         return buffer
 
-    semaphores: dict[Any, Semaphores]
+    semaphores: dict[Any, Several]
 
     def go_run_state(self, t: Thread, instr: Instr, env: Env) -> Going:
         values = iter([env[i] for i in instr.ins])
@@ -289,7 +282,7 @@ class Control(Core):
         number = p["number"] if "number" in p else int(np.asarray(env[p["slot"]]))
         slot = t.cta.named.get(number)
         if slot is None:
-            slot = t.cta.named[number] = Slot(f"the named barrier {number}", p["threads"], NAMED)
+            slot = t.cta.named[number] = Slot(f"the named barrier {number}", NAMED, needed=p["threads"])
         round_ = slot.round
         self.timeline.counts.arrivals += 1
         slot.arrive(t.name, instr.line, t.tell(), t.now, t.at, t.width)
@@ -311,9 +304,9 @@ class Control(Core):
 
     def semaphore(self, t: Thread, view: View, env: Env) -> Semaphore:
         ref = env[view.ref]
-        if not isinstance(ref, Semaphores):
+        if not isinstance(ref, Several):
             raise Beyond("a semaphore that is handed to a kernel")
-        return ref.at(self.number_of(ref.shape, view, env, t, ref))
+        return ref.slots[self.number_of(ref, view, env, t)]
 
     def do_signal(self, t: Thread, instr: Instr, env: Env) -> None:
         semaphore = self.semaphore(t, instr.p["barrier"], env)
@@ -341,7 +334,7 @@ class Control(Core):
 
     # -- work that is taken over from clusters that have not started
 
-    claim: Callable[[], dict[Any, int] | None]
+    pending: collections.deque[dict[Any, int]]  # clusters that have not started
 
     def do_cancel(self, t: Thread, instr: Instr, env: Env) -> None:
         buffer, place = self.place(t, instr, instr.p["result"], env, "asks into")
@@ -353,7 +346,7 @@ class Control(Core):
 
         def answer() -> None:
             while len(cluster.claimed) <= number:
-                cluster.claimed.append(self.claim())
+                cluster.claimed.append(self.pending.popleft() if self.pending else None)
             t.cta.shared[id(buffer), self.region(buffer, place)] = [cluster.claimed[number]]
 
         slot.bring(answer, 0, t.now)

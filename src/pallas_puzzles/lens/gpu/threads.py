@@ -2,15 +2,17 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from ...ir.capture import SourceLine
-from ...ir.gpu import Kernel
 from ...ir.gpu_program import Instr
-from .barriers import Slot
+from .barriers import Slot, Wait
 from .clocks import Knowledge, new_agent
 from .timeline import At, Engine, Product, TensorCores
+
+# What a thread does; it yields why it cannot go on, and None where others may go first.
+Going = Generator["Wait | Spawn | None", None, list[Any]]
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,11 +54,11 @@ class Cta:
 class Thread:
     """A warpgroup, or a warp of one. now: its time; seen: how many rounds it has waited for, by barrier.
 
-    width: threads. epoch: counts up where others learn of it. groups: stores that it has committed; stores: those that
-    it has not waited for, (group, effect, when it has read, when it is done, instruction, source); wgmmas: (number,
-    effect, product, accumulator). held: until when it last waited at a barrier, and the cause (Counts.idle_at);
-    finished: the line of its last wait after which it had no product on its way. tmem: how many times it has loaded
-    from TMEM and stored into it.
+    going: what it runs; wait: why it does not go on. width: threads. epoch: counts up where others learn of it. groups:
+    stores that it has committed; stores: those that it has not waited for, (group, effect, when it has read, when it is
+    done, instruction, source); wgmmas: (number, effect, product, accumulator). held: until when it last waited at a
+    barrier, and the cause (Counts.idle_at); finished: the line of its last wait after which it had no product on its
+    way. tmem: how many times it has loaded from TMEM and stored into it.
     """
 
     cta: Cta
@@ -81,6 +83,8 @@ class Thread:
     tries: int = 0
     groups: int = 0
     done: bool = False
+    going: Going = dataclasses.field(init=False)
+    wait: "Wait | Spawn | None" = None
     stores: "collections.deque[tuple[int, Callable[[], None], float, float, Instr, Any]]" = dataclasses.field(
         default_factory=collections.deque
     )
@@ -109,10 +113,11 @@ class Thread:
         self.knowledge.clock[self.agent] = self.epoch
 
 
-def names_of(kernel: Kernel, index: dict[Any, int], thread: int) -> tuple[str, str]:
-    """("CTA (0, 3)", "warpgroup 1 of CTA (0, 3)"), as short as the kernel allows."""
-    sizes = {**kernel.grid, **kernel.cluster}
-    at = tuple(index[axis] for axis in sizes)
-    cta = f"CTA {at if len(at) != 1 else at[0]}" if at else ""
-    one = kernel.threads == 1 and bool(cta)
-    return cta, cta if one else f"warpgroup {thread}" + (f" of {cta}" if cta else "")
+class Spawn:
+    """Threads that run until all are done; the one that yields this goes on then."""
+
+    def __init__(self, children: list[Thread]):
+        self.children = children
+
+    def ready(self) -> bool:
+        return all(t.done for t in self.children)
