@@ -5,18 +5,7 @@ from collections.abc import Hashable
 
 from ...ir.capture import SourceLine
 
-# kind -> what it means. Each is wrong whatever the values are, apart from those in NOTES.
-KINDS = {
-    "race": "two accesses to the same memory of a device, one of them a write, and nothing orders them",
-    "not-entered": "a copy to a device of which nothing says that it has entered the kernel",
-    "deadlock": "waits for a semaphore, or at a collective, and nobody will bring it on",
-    "unwaited": "a copy that a kernel ends without waiting for",
-    "left-over": "a semaphore that is not zero when its kernel has ended",
-    "no-device": "a device that is not on the mesh",
-    "unequal": "an output that the specs call the same on every device, and that is not",
-    "unwritten": "a copy sends elements that nobody has written",
-    "unread": "a copy brings elements that nobody reads",
-}
+# The kinds that are not wrong by themselves; the others are, whatever the values.
 NOTES = frozenset(["unwritten", "unread"])
 
 
@@ -51,9 +40,10 @@ class Waiter:
 class Finding:
     """One thing that is wrong.
 
-    kind: of KINDS. ref: the Ref or semaphore, with indices. device: whose memory it is. first, second: of a race, in
-    the order in which the machine came to them. semaphore: of a race, one that was waited for, where the wait may have
-    been ended by another copy. count: elements, copies or signals. waiters, ended: of a deadlock.
+    kind: what it is, one of those that diagnose/devices.py has words for. ref: the Ref or semaphore, with indices.
+    device: whose memory it is. first, second: of a race, in the order in which the machine came to them. semaphore: of
+    a race, one that was waited for, where the wait may have been ended by another copy. count: elements, copies or
+    signals. waiters, ended: of a deadlock.
     """
 
     kind: str

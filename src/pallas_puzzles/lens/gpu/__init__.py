@@ -16,12 +16,11 @@ as late as their waits allow.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ...ir.capture import SourceLine
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond, garbage
 from .. import machine as lens
@@ -86,14 +85,14 @@ class Run(lens.Run):
 
 def launched(kernel: Kernel, chip: str = "h100", sms: int | None = None) -> Launched:
     """Runs one kernel, with the arrays that it has; the rest as in `run`."""
-    cores = sms or CHIPS[chip].sms
-    launch = Launch(kernel, CHIPS[chip], cores)
+    relaunch = functools.partial(Launch, kernel, CHIPS[chip], sms or CHIPS[chip].sms)
+    launch = relaunch()
     outputs = launch.run_all()
     found = launch.found.all()
     if any(f.kind == "unwritten" for f in found) and not launch.found.hangs:
-        found = _told_apart(found, launch, lambda: Launch(kernel, CHIPS[chip], cores))
+        found = _told_apart(found, launch, relaunch)
     if launch.found.hangs:
-        brought = functools.cache(lambda: _brought(launch, lambda: Launch(kernel, CHIPS[chip], cores)))
+        brought = functools.cache(functools.partial(_brought, launch, relaunch))
         found = [dataclasses.replace(f, brought=brought) if f.kind == "deadlock" else f for f in found]
     wrong, notes = ([f for f in found if (f.kind in NOTES) == noted] for noted in (False, True))
     timeline = launch.timeline
@@ -117,10 +116,8 @@ def _told_apart(found: list[Finding], launch: Launch, relaunch: Callable[[], Lau
 def _brought(launch: Launch, relaunch: Callable[[], Launch]) -> Brought:
     """What would come if one of those who are stuck went on, for each of them: the kernel runs again up to there. []
     where that takes too long."""
-    found: list[Sequence[Sequence[tuple[str, SourceLine | None]]]] = []
-    if launch.instructions * len(launch.stuck) > _MOST_TRIED:
-        return found
-    for number in range(len(launch.stuck)):
+    found = []
+    for number in range(len(launch.stuck)) if launch.instructions * len(launch.stuck) <= _MOST_TRIED else ():
         again = relaunch()
         again.run_all()
         found.append(again.brought_by(number, launch.steps + _FURTHER))

@@ -14,7 +14,6 @@ from ...ir.places import Place
 from ..findings import Findings
 from ..regions import Region, region_of
 from .barriers import Several, Slot
-from .clocks import Knowledge
 from .findings import Finding
 from .memory import NEVER, Access, Buffer
 from .threads import Cta, Thread
@@ -135,7 +134,7 @@ class Core:
         if access.engine == "copy":
             access.readers = frozenset(each.who for each in read)
             there = [buffer.writes[n] for n in buffer.writers_of(place) if n > 0]
-            access.unread = next((before for before in there if before and _knows(t.knowledge, before)), None)
+            access.unread = next((before for before in there if before and t.knowledge.knows(before)), None)
             access.barrier = None if there else access.barrier
         for twin in buffer.twins:
             self._writes_twin(buffer, twin, region, t, access)
@@ -166,13 +165,14 @@ class Core:
         if before.engine == "load" and access.engine == "fill" and before.agent == t.loading:
             return  # it stores what it has computed from what it has loaded
         knows = t.knowledge
-        if knows.knows(before.agent, before.time):
+        if knows.knows(before):
             crosses = access.is_async and not before.is_async and buffer.space == "smem"
-            if not crosses or knows.fence_knows(before.agent, before.time):
+            if not crosses or before.time <= knows.fenced.get(before.agent, 0):
                 return
             kind = "no-commit" if written else "unfenced-read"
         elif before.engine == "load" and not any(
-            number >= before.time and knows.knows(agent, epoch) for number, agent, epoch in self.loaded[before.agent]
+            number >= before.time and epoch <= knows.clock.get(agent, 0)
+            for number, agent, epoch in self.loaded[before.agent]
         ):
             kind = "unwaited-load"
         elif before.is_async and (before.engine not in ("store", "reduce") or before.who == t.name):
@@ -241,10 +241,6 @@ class Core:
         return tuple(each.start for each in region_of(place, ref.alloc.shape).box)
 
 
-def _knows(knowledge: Knowledge, access: Access) -> bool:
-    return knowledge.knows(access.agent, access.time)
-
-
 def _crowded(slot: Slot) -> tuple[Any, ...]:
     """A barrier that has ended a round before all copies of it had arrived: its name, the arrivals of a round, how many
     there were, and their lines."""
@@ -253,7 +249,7 @@ def _crowded(slot: Slot) -> tuple[Any, ...]:
 
 def _too_early(copy: Access, t: Thread) -> bool:
     """Whether a copy overwrites what a thread could have read before, and has not."""
-    return copy.unread is not None and _knows(t.knowledge, copy.unread) and t.name not in copy.readers
+    return copy.unread is not None and t.knowledge.knows(copy.unread) and t.name not in copy.readers
 
 
 def _apart(one: Access, other: Access) -> Iterator[str]:

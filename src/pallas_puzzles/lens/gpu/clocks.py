@@ -17,6 +17,7 @@ a thread has fenced before it arrives: `tensor` is what it knew of them then.
 
 import dataclasses
 import itertools
+from typing import Any
 
 Clock = dict[int, int]
 _numbers = itertools.count(1)
@@ -55,8 +56,6 @@ class Knowledge:
         """tcgen05.fence::before_thread_sync."""
         self.tensor = {agent: time for agent, time in self.clock.items() if agent < 0}
 
-    def knows(self, agent: int, time: int) -> bool:
-        return time <= self.clock.get(agent, 0)
-
-    def fence_knows(self, agent: int, time: int) -> bool:
-        return time <= self.fenced.get(agent, 0)
+    def knows(self, access: Any) -> bool:
+        """Whether an access (memory.Access) is among what has happened before."""
+        return bool(access.time <= self.clock.get(access.agent, 0))

@@ -6,32 +6,12 @@ from typing import Any
 
 from ...ir.capture import SourceLine
 
-# kind -> what it means. Each is wrong whatever the values are, apart from those in NOTES.
-KINDS = {
-    "race": "reads or overwrites what somebody else is writing or reading, and nothing orders the two",
-    "early": "a copy overwrites SMEM that could have been read, and has not been",
-    "no-wait": "uses SMEM or TMEM that a copy or a product, which nobody has waited for, still writes",
-    "reused": "overwrites SMEM or TMEM that a copy or a product, which nobody has waited for, still reads",
-    "no-commit": "the copy engine or the tensor cores use SMEM that was stored without a commit_smem after it",
-    "acc-in-flight": "reads an accumulator while a wgmma is still adding to it",
-    "unwritten": "reads elements that nobody has written",
-    "bounds": "an index outside of a Ref",
-    "deadlock": "waits for a barrier or a semaphore that nobody will bring on",
-    "lapped": "a barrier has gone on by two rounds or more before somebody waits for it: only one bit is remembered",
-    "store-in-flight": "a warpgroup ends while a store of its own still reads SMEM",
-    "load-in-flight": "a CTA ends while a copy that nobody has waited for still writes its SMEM",
-    "unfenced-read": "a copy refills SMEM that was read without a commit_smem after it",
-    "smem": "a CTA holds more SMEM at once than the chip has",
-    "output-unwritten": "elements of an output that nobody has written when the kernel ends",
-    "unwaited-load": "overwrites TMEM that was loaded from without a wait_load_tmem after it",
-    "garbage": "reads elements that nobody has written, and what comes of them reaches no output",
-    "padding": "a copy reaches beyond the end of an array: zeros come in",
-}
-# Not wrong by themselves. unfenced-read: the PTX memory model (8.9.5) orders the two accesses by a proxy fence only,
-# but JAX's own pipelines do without, and no wrong element was seen in 50 runs of 528 CTAs x 64 refills on an H200.
-# load-in-flight: JAX's own causal attention ends so, and no PTX text was found that forbids it. unwaited-load: JAX's
-# documentation asks for that wait; tokamax does without where it has used what was loaded. padding: right, as long as
-# what it brings is masked. garbage: kernels for ragged shapes multiply rows that they drop.
+# The kinds that are not wrong by themselves; the others are, whatever the values. unfenced-read: the PTX memory model
+# (8.9.5) orders the two accesses by a proxy fence only, but JAX's own pipelines do without, and no wrong element was
+# seen in 50 runs of 528 CTAs x 64 refills on an H200. load-in-flight: JAX's own causal attention ends so, and no PTX
+# text was found that forbids it. unwaited-load: JAX's documentation asks for that wait; tokamax does without where it
+# has used what was loaded. padding: right, as long as what it brings is masked. garbage: kernels for ragged shapes
+# multiply rows that they drop.
 NOTES = frozenset(["unfenced-read", "load-in-flight", "unwaited-load", "padding", "output-unwritten", "garbage"])
 
 
@@ -69,13 +49,14 @@ Brought = Sequence[Sequence[Sequence[tuple[str, SourceLine | None]]]]
 class Finding:
     """One thing that is wrong.
 
-    kind: of KINDS. ref: the Ref. line: the reader's, of the access that is wrong. verb: what it does, and other_verb,
-    other_line: what it collides with. who: "warpgroup 1 of CTA (0, 3)"; other: whose the other access is, where it is
-    somebody else's. count, total: elements. engine: what the other access is by: "copy", "store", "wgmma", "tcgen05" or
-    "" for loads and stores. later: that copy is not the first one at its barrier that is known of. apart: the axes
-    along which the two differ, where both run the same line; same: they are in the same place. waiters: of a deadlock,
-    one for each barrier and line; brought: what each of them keeps from coming, found by trying, which takes a run for
-    each. ended: who has ended by then. times: how often it was seen.
+    kind: what it is, one of those that diagnose/gpu.py has words for. ref: the Ref. line: the reader's, of the access
+    that is wrong. verb: what it does, and other_verb, other_line: what it collides with. who: "warpgroup 1 of CTA (0,
+    3)"; other: whose the other access is, where it is somebody else's. count, total: elements. engine: what the other
+    access is by: "copy", "store", "wgmma", "tcgen05" or "" for loads and stores. later: that copy is not the first one
+    at its barrier that is known of. apart: the axes along which the two differ, where both run the same line; same:
+    they are in the same place. waiters: of a deadlock, one for each barrier and line; brought: what each of them keeps
+    from coming, found by trying, which takes a run for each. ended: who has ended by then. times: how often it was
+    seen.
     """
 
     kind: str
