@@ -18,35 +18,19 @@ from .gpu_inline import read_inline
 from .gpu_program import Alloc, Instr, Program, View
 from .ops import Beyond, cost, inlined, is_literal, np_dtype
 
-# Primitives that change nothing here: hints, fences that the machine does not need, and printing.
-_SILENT = frozenset(
-    "set_max_registers debug_print debug_callback print_layout async_prefetch griddepcontrol_wait "
-    "griddepcontrol_launch_dependents check delay".split()
-)
-_SAME = frozenset(["layout_cast", "optimization_barrier"])
-
 
 class _Reader:
     """Reads one program of JAX's into a Program."""
 
     def __init__(self, jaxpr: Any, open_consts: bool):
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        inner, consts = getattr(jaxpr, "jaxpr", jaxpr), () if open_consts else getattr(jaxpr, "consts", ())
         self.slots: dict[Any, int] = {}
         self.template: list[Any] = []
-        consts = () if open_consts else tuple(getattr(jaxpr, "consts", ()))
-        first = list(inner.constvars)
-        for i, var in enumerate(first):
-            self._new(var, np.asarray(consts[i]) if consts else None)
-        for var in inner.invars:
-            self._new(var)
-        bound = [] if consts else first
+        for var, value in zip(inner.constvars, consts, strict=False):
+            self._new(var, np.asarray(value))
+        given = tuple(self._new(var) for var in (*(() if consts else inner.constvars), *inner.invars))
         instrs = [self._instr(eqn) for eqn in inner.eqns]
-        self.program = Program(
-            self.template,
-            tuple(self.slots[v] for v in [*bound, *inner.invars]),
-            tuple(self._slot(v) for v in inner.outvars),
-            instrs,
-        )
+        self.program = Program(self.template, given, tuple(self._slot(v) for v in inner.outvars), instrs)
 
     def _new(self, var: Any, value: Any = None) -> int:
         self.slots[var] = len(self.template)
@@ -63,15 +47,12 @@ class _Reader:
     def _instr(self, eqn: Any) -> Instr:
         name, p = eqn.primitive.name.removesuffix("_p"), eqn.params  # 0.11 has "inline_mgpu_p" and the like
         ins = tuple(self._slot(v) for v in eqn.invars)
-        build = _BUILDERS.get(name)
         flops = specials = 0
-        if build is not None:
-            kind, more = build(p, ins, eqn)
-        elif name in _SILENT:
-            kind, more = "silent", {}
-        elif name in _SAME:
-            layout = p.get("new_layout")
-            kind, more = "same", {} if layout is None else {"layout": getattr(layout, "name", str(layout))}
+        if name in _BUILDERS:
+            kind, build = _BUILDERS[name]
+            more = build(p, ins, eqn)
+        elif name == "inline_mgpu":
+            kind, more = read_inline(p, ins)
         elif (inner := inlined(eqn)) is not None:
             kind, more = "inline", {"programs": [read_program(inner)]}
         elif any(hasattr(v.aval, "inner_aval") for v in eqn.invars):
@@ -87,31 +68,21 @@ def read_program(jaxpr: Any, open_consts: bool = False) -> Program:
     return _Reader(jaxpr, open_consts).program
 
 
-# --- one builder for each primitive: (parameters, slots of the operands, equation) -> (kind, what is known)
+# --- one builder for each primitive: (parameters, slots of the operands, equation) -> what is known, by name
+
+Known = dict[str, Any]
+_TREE, _TREEDEF = "{}_transforms_tree", "{}_transforms_treedef"  # the parameter with the transforms of a name
 
 
-def _views(
-    p: Any, names: Sequence[str], refs: Sequence[int], leaves: Sequence[int], tree: str = "{}_transforms_tree"
-) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """(a View for each Ref by its name, the leaves that are left). tree: the parameter with the tree of a name."""
-    views, rest = {}, tuple(leaves)
-    for name, ref in zip(names, refs, strict=True):
+def _views(p: Any, names: Sequence[str], ins: Sequence[int], tree: str = _TREE) -> Known:
+    """A View for each Ref, which are the first operands, by its name; and the slot of a predicate, if it has one."""
+    found, rest = Known(), tuple(ins[len(names) :])
+    for name, ref in zip(names, ins, strict=False):
         transforms = p[tree.format(name)]
         n = transforms.num_leaves if transforms is not None else 0
-        views[name] = View(ref, transforms, rest[:n])
+        found[name] = View(ref, transforms, rest[:n])
         rest = rest[n:]
-    return views, rest
-
-
-def _read(p: Any, ins: Any, eqn: Any) -> Any:
-    views, _ = _views(p, ["view"], ins[:1], ins[1:], "tree")
-    return "read", {**views, "optimized": p.get("optimized", True)}
-
-
-def _write(p: Any, ins: Any, eqn: Any) -> Any:
-    views, _ = _views(p, ["view"], ins[:1], ins[2:], "tree")
-    add = eqn.primitive.name == "addupdate"
-    return "write", {**views, "value": ins[1], "add": add, "optimized": p.get("optimized", True)}
+    return found | ({"predicate": rest[-1]} if p.get("has_user_predicate") else {})
 
 
 def _flat(axes: Any) -> tuple[Any, ...]:
@@ -121,67 +92,53 @@ def _flat(axes: Any) -> tuple[Any, ...]:
     return tuple(name for each in axes for name in _flat(each))
 
 
-def _predicate(p: Any, rest: Sequence[int]) -> int | None:
-    return rest[-1] if p.get("has_user_predicate") else None
+def _read(p: Any, ins: Any, eqn: Any) -> Known:
+    return {**_views(p, ["view"], ins, "tree"), "optimized": p.get("optimized", True)}
 
 
-def _load_tma(p: Any, ins: Any, eqn: Any) -> Any:
+def _write(p: Any, ins: Any, eqn: Any) -> Known:
+    ref, value, *leaves = ins
+    return {**_read(p, [ref, *leaves], eqn), "value": value, "add": eqn.primitive.name == "addupdate"}
+
+
+def _load_tma(p: Any, ins: Any, eqn: Any) -> Known:
     if not p.get("has_barrier", True):
         raise Beyond("copies without a barrier (cp.async), which GPUs before Hopper make")
-    views, rest = _views(p, ["src", "dst", "barrier"], ins[:3], ins[3:], "{}_transforms_treedef")
     tracked = p.get("leader_tracked")
-    return "load_tma", {
-        **views,
-        "predicate": _predicate(p, rest),
-        "axes": _flat(p.get("collective_axes")),
-        "leader": None if tracked is None else getattr(tracked, "axis", -1),
-    }
+    leader = None if tracked is None else getattr(tracked, "axis", -1)
+    views = _views(p, ["src", "dst", "barrier"], ins, _TREEDEF)
+    return {**views, "axes": _flat(p.get("collective_axes")), "leader": leader}
 
 
-def _store_tma(p: Any, ins: Any, eqn: Any) -> Any:
-    views, rest = _views(p, ["src", "dst"], ins[:2], ins[2:], "{}_transforms_treedef")
-    return "store_tma", {
-        **views,
-        "predicate": _predicate(p, rest),
-        "commit": p.get("commit_group", True),
-        "reduce": p.get("reduction_op"),
-    }
+def _store_tma(p: Any, ins: Any, eqn: Any) -> Known:
+    views = _views(p, ["src", "dst"], ins, _TREEDEF)
+    return {**views, "commit": p.get("commit_group", True), "reduce": p.get("reduction_op")}
 
 
-def _barrier(kind: str) -> Callable[..., Any]:
-    def build(p: Any, ins: Any, eqn: Any) -> Any:
-        tree = "transforms_treedef" if "transforms_treedef" in p else "barrier_transforms_tree"
-        views, rest = _views(p, ["barrier"], ins[:1], ins[1:], tree)
-        return kind, {**views, "predicate": _predicate(p, rest), "axes": _flat(p.get("collective_axis"))}
-
-    return build
+def _barrier(p: Any, ins: Any, eqn: Any) -> Known:
+    tree = "transforms_treedef" if "transforms_treedef" in p else "barrier_transforms_tree"
+    return {**_views(p, ["barrier"], ins, tree), "axes": _flat(p.get("collective_axis"))}
 
 
-def _wgmma(p: Any, ins: Any, eqn: Any) -> Any:
-    return "wgmma", _views(p, ["acc", "a", "b"], ins[:3], ins[3:])[0]
+def _wgmma(p: Any, ins: Any, eqn: Any) -> Known:
+    return _views(p, ["acc", "a", "b"], ins)
 
 
-def _tcgen05(p: Any, ins: Any, eqn: Any) -> Any:
+def _tcgen05(p: Any, ins: Any, eqn: Any) -> Known:
     if p.get("scaled") or p.get("sparse"):
         raise Beyond("tcgen05_mma with scales or sparsity")
     acc, a, b, accumulate, *rest = ins
-    refs, names = [acc, a, b], ["acc", "a", "b"]
-    if p["arrive"]:
-        refs, names, rest = [*refs, rest[0]], [*names, "barrier"], rest[1:]
-    views, _ = _views(p, names, refs, rest)
-    return "tcgen05", {**views, "accumulate": accumulate, "axes": _flat(p.get("collective_axis"))}
+    views = _views(p, ["acc", "a", "b", *(["barrier"] if p["arrive"] else [])], [acc, a, b, *rest])
+    return {**views, "accumulate": accumulate, "axes": _flat(p.get("collective_axis"))}
 
 
-def _run_scoped(p: Any, ins: Any, eqn: Any) -> Any:
+def _run_scoped(p: Any, ins: Any, eqn: Any) -> Known:
     jaxpr = p["jaxpr"]
     names = _unpacked(arg_names(jaxpr)[-len(jaxpr.invars) :] if jaxpr.invars else [], where_defined(jaxpr))
     transforms = p.get("ref_transforms") or ((),) * len(jaxpr.invars)
     allocs = [_alloc(n, v.aval, t) for n, v, t in zip(names, jaxpr.invars, transforms, strict=True)]
-    return "run_scoped", {
-        "programs": [read_program(jaxpr, open_consts=True)],
-        "allocs": allocs,
-        "axes": _flat(p.get("collective_axes")),
-    }
+    programs = [read_program(jaxpr, open_consts=True)]
+    return {"programs": programs, "allocs": allocs, "axes": _flat(p.get("collective_axes"))}
 
 
 Written = ast.FunctionDef | ast.Lambda
@@ -272,116 +229,99 @@ def _alloc(name: str, aval: Any, transforms: Sequence[Any]) -> Alloc:
     return Alloc(name, "memory", tuple(seen.shape), np_dtype(inner), space)
 
 
-def _run_state(p: Any, ins: Any, eqn: Any) -> Any:
+def _run_state(p: Any, ins: Any, eqn: Any) -> Known:
     jaxpr, atoms = p["jaxpr"], iter(eqn.invars)
     given = p.get("is_initialized") or (True,) * len(jaxpr.invars)
     cells = []
     for name, var, ok in zip(arg_names(jaxpr), jaxpr.invars, given, strict=True):
         passed = ok and hasattr(next(atoms).aval, "inner_aval")  # a Ref from outside stays what it is
         cells.append(None if passed else dataclasses.replace(_alloc(name, var.aval, ()), kind="acc"))
-    return "run_state", {"programs": [read_program(jaxpr)], "cells": cells, "given": tuple(given)}
+    return {"programs": [read_program(jaxpr)], "cells": cells, "given": tuple(given)}
 
 
-def _scan(p: Any, ins: Any, eqn: Any) -> Any:
+def _scan(p: Any, ins: Any, eqn: Any) -> Known:
     outs = [(tuple(v.aval.shape), np_dtype(v.aval)) if hasattr(v.aval, "shape") else None for v in eqn.outvars]
-    return "scan", {
-        "programs": [read_program(p["jaxpr"])],
-        "length": p["length"],
-        "reverse": p["reverse"],
-        "results": outs,
-    }
+    programs = [read_program(p["jaxpr"])]
+    return {"programs": programs, "length": p["length"], "reverse": p["reverse"], "results": outs}
 
 
-def _while(p: Any, ins: Any, eqn: Any) -> Any:
+def _while(p: Any, ins: Any, eqn: Any) -> Known:
     programs = [read_program(p["cond_jaxpr"]), read_program(p["body_jaxpr"])]
-    return "while", {"programs": programs, "consts": (p["cond_nconsts"], p["body_nconsts"])}
+    return {"programs": programs, "consts": (p["cond_nconsts"], p["body_nconsts"])}
 
 
-def _cond(p: Any, ins: Any, eqn: Any) -> Any:
-    return "cond", {"programs": [read_program(b) for b in p["branches"]]}
+def _cond(p: Any, ins: Any, eqn: Any) -> Known:
+    return {"programs": [read_program(b) for b in p["branches"]]}
 
 
-def _mpmd(p: Any, ins: Any, eqn: Any) -> Any:
+def _mpmd(p: Any, ins: Any, eqn: Any) -> Known:
     """pl.core_map over the warps of a warpgroup."""
     (jaxpr,), (mesh,) = p["jaxprs"], p["meshes"]
     if type(mesh).__name__ != "WarpMesh":
         raise Beyond(f"a {type(mesh).__name__} inside of a kernel for a GPU")
-    return "warps", {"programs": [read_program(jaxpr)], "axis": mesh.axis_name, "warps": 4}
+    return {"programs": [read_program(jaxpr)], "axis": mesh.axis_name, "warps": 4}
 
 
-def _signal(p: Any, ins: Any, eqn: Any) -> Any:
-    ref, transforms, amount, *device = jax.tree.unflatten(p["args_tree"], list(ins))
-    if any(d is not None for d in device):
+def _semaphore(p: Any, ins: Any, eqn: Any) -> Known:
+    ref, transforms, *rest = jax.tree.unflatten(p["args_tree"], list(ins))
+    if "signal" in eqn.primitive.name and any(device is not None for device in rest[1:]):
         raise Beyond("a signal to another device")
-    return "signal", {"barrier": _semaphore(ref, transforms), "amount": amount}
-
-
-def _sem_wait(p: Any, ins: Any, eqn: Any) -> Any:
-    ref, transforms, amount, *rest = jax.tree.unflatten(p["args_tree"], list(ins))
-    decrement = rest[0] if rest else None
-    return "sem_wait", {"barrier": _semaphore(ref, transforms), "amount": amount, "decrement": decrement}
-
-
-def _sem_read(p: Any, ins: Any, eqn: Any) -> Any:
-    ref, transforms = jax.tree.unflatten(p["args_tree"], list(ins))[:2]
-    return "sem_read", {"barrier": _semaphore(ref, transforms)}
-
-
-def _semaphore(ref: int, transforms: Any) -> View:
     leaves, tree = jax.tree.flatten(transforms)
-    return View(ref, tree, leaves)
+    return {"barrier": View(ref, tree, leaves), **dict(zip(["amount", "decrement"], rest, strict=False))}
 
 
-def _cancel(p: Any, ins: Any, eqn: Any) -> Any:
-    return "cancel", _views(p, ["result", "barrier"], ins[:2], ins[2:])[0]
+def _cancel(p: Any, ins: Any, eqn: Any) -> Known:
+    return _views(p, ["result", "barrier"], ins)
 
 
-def _query(p: Any, ins: Any, eqn: Any) -> Any:
-    views, _ = _views(p, ["result"], ins[:1], ins[1:], "transforms_tree")
-    return "query", {**views, "names": tuple(p["grid_names"])}
+def _query(p: Any, ins: Any, eqn: Any) -> Known:
+    return {**_views(p, ["result"], ins, "transforms_tree"), "names": tuple(p["grid_names"])}
 
 
-def _with(kind: str, *names: str) -> Callable[..., Any]:
-    return lambda p, ins, eqn: (kind, {n: p[n] for n in names if n in p})
+def _same(p: Any, ins: Any, eqn: Any) -> Known:
+    layout = p.get("new_layout")
+    return {} if layout is None else {"layout": getattr(layout, "name", str(layout))}
 
 
-_BUILDERS: dict[str, Callable[..., Any]] = {
-    "get": _read,
-    "load": _read,
-    "async_load": _read,
-    "swap": _write,
-    "store": _write,
-    "async_store_tmem": _write,
-    "addupdate": _write,
-    "copy_gmem_to_smem": _load_tma,
-    "copy_smem_to_gmem": _store_tma,
-    "wait_smem_to_gmem": _with("wait_stores", "n", "wait_read_only"),
-    "commit_group": _with("commit_group"),
-    "commit_smem": _with("commit_smem"),
-    "commit_tmem": _with("commit_tmem"),
-    "wait_load_tmem": _with("wait_tmem"),
-    "barrier_arrive": _barrier("arrive"),
-    "barrier_wait": _barrier("wait"),
-    "barrier_arrive_and_wait": _barrier("arrive_wait"),
-    "barrier_test": _barrier("test"),
-    "tcgen05_commit_arrive": _barrier("tcgen05_arrive"),
-    "tcgen05_mma": _tcgen05,
-    "wgmma_ref": _wgmma,
-    "wgmma_wait": _with("wgmma_wait", "n"),
-    "wgmma_accumulator_deref": _with("acc_read", "wait_n"),
-    "wgmma_accumulator_store": _with("acc_write"),
-    "mma": _with("mma"),
-    "run_scoped": _run_scoped,
-    "run_state": _run_state,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "mpmd_map": _mpmd,
-    "axis_index": _with("axis_index", "axis_name"),
-    "semaphore_signal": _signal,
-    "semaphore_wait": _sem_wait,
-    "semaphore_read": _sem_read,
-    "try_cluster_cancel": _cancel,
-    "query_cluster_cancel": _query,
-    "inline_mgpu": lambda p, ins, eqn: read_inline(p, ins),
+def _with(*names: str) -> Callable[..., Known]:
+    return lambda p, ins, eqn: {n: p[n] for n in names if n in p}
+
+
+# Primitives that change nothing here: hints, fences that the machine does not need, and printing.
+_SILENT = (
+    "set_max_registers debug_print debug_callback print_layout async_prefetch griddepcontrol_wait "
+    "griddepcontrol_launch_dependents check delay"
+)
+_BUILDERS: dict[str, tuple[str, Callable[..., Known]]] = {  # primitive -> kind of the instruction, builder
+    **dict.fromkeys(_SILENT.split(), ("silent", _with())),
+    **dict.fromkeys(["get", "load", "async_load"], ("read", _read)),
+    **dict.fromkeys(["swap", "store", "async_store_tmem", "addupdate"], ("write", _write)),
+    **dict.fromkeys(["layout_cast", "optimization_barrier"], ("same", _same)),
+    **{name: (name, _with()) for name in ("commit_group", "commit_smem", "commit_tmem", "mma")},
+    "copy_gmem_to_smem": ("load_tma", _load_tma),
+    "copy_smem_to_gmem": ("store_tma", _store_tma),
+    "wait_smem_to_gmem": ("wait_stores", _with("n", "wait_read_only")),
+    "wait_load_tmem": ("wait_tmem", _with()),
+    "barrier_arrive": ("arrive", _barrier),
+    "barrier_wait": ("wait", _barrier),
+    "barrier_arrive_and_wait": ("arrive_wait", _barrier),
+    "barrier_test": ("test", _barrier),
+    "tcgen05_commit_arrive": ("tcgen05_arrive", _barrier),
+    "tcgen05_mma": ("tcgen05", _tcgen05),
+    "wgmma_ref": ("wgmma", _wgmma),
+    "wgmma_wait": ("wgmma_wait", _with("n")),
+    "wgmma_accumulator_deref": ("acc_read", _with("wait_n")),
+    "wgmma_accumulator_store": ("acc_write", _with()),
+    "run_scoped": ("run_scoped", _run_scoped),
+    "run_state": ("run_state", _run_state),
+    "scan": ("scan", _scan),
+    "while": ("while", _while),
+    "cond": ("cond", _cond),
+    "mpmd_map": ("warps", _mpmd),
+    "axis_index": ("axis_index", _with("axis_name")),
+    "semaphore_signal": ("signal", _semaphore),
+    "semaphore_wait": ("sem_wait", _semaphore),
+    "semaphore_read": ("sem_read", _semaphore),
+    "try_cluster_cancel": ("cancel", _cancel),
+    "query_cluster_cancel": ("query", _query),
 }

@@ -320,7 +320,7 @@ class Control(Core):
         amount = int(np.asarray(env[instr.p["amount"]]))
         while semaphore.count < amount:
             yield Wait(lambda: semaphore.count >= amount, instr.line, semaphore, amount)
-        decrement = instr.p["decrement"]
+        decrement = instr.p.get("decrement")
         if decrement is None or bool(np.asarray(env[decrement])):
             semaphore.count -= amount
         t.knowledge.learn(semaphore.knowledge)
