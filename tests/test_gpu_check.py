@@ -22,7 +22,7 @@ from pallas_puzzles import check, show
 from pallas_puzzles.course import cases, curriculum, inputs
 from pallas_puzzles.course.check import check_call
 from pallas_puzzles.course.inputs import Budget, case
-from pallas_puzzles.lens.gpu.timeline import Use
+from pallas_puzzles.lens.gpu.timeline import Event
 from pallas_puzzles.lens.watchdog import TimeLimit
 from pallas_puzzles.targets import gpu_simulator
 from pallas_puzzles.targets.gpu import lowering
@@ -323,8 +323,8 @@ def test_show_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_happens_in_a_slot() -> None:
     """It is filled, holds what is read, is copied out, and is filled again."""
-    uses = [Use(0, "s[0]", kind, a, b) for kind, a, b in (("load", 0, 4), ("read", 5, 6), ("store", 8, 9))]
-    uses += [Use(0, "s[0]", "compute", 12, 13), Use(0, "s[0]", "read", 13, 15), Use(0, "s[1]", "load", 1, 2)]
+    uses = [Event(0, "s[0]", kind, a, b) for kind, a, b in (("load", 0, 4), ("read", 5, 6), ("store", 8, 9))]
+    uses += [Event(0, "s[0]", "compute", 12, 13), Event(0, "s[0]", "read", 13, 15), Event(0, "s[1]", "load", 1, 2)]
     events, left_out = slot_events(uses)
     assert [(e.lane, e.kind, e.start, e.end) for e in events] == [
         ("s[0]", "load", 0, 4),
@@ -335,7 +335,7 @@ def test_what_happens_in_a_slot() -> None:
         ("s[1]", "load", 1, 2),
     ]
     assert left_out == 0
-    assert slot_events([Use(0, f"s[{i}]", "load", 0, 1) for i in range(MOST_SLOTS + 2)])[1] == 2
+    assert slot_events([Event(0, f"s[{i}]", "load", 0, 1) for i in range(MOST_SLOTS + 2)])[1] == 2
 
 
 def test_show_of_a_kernel_that_never_ends() -> None:

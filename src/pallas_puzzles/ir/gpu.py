@@ -15,15 +15,7 @@ import jax
 import numpy as np
 from jax.extend import backend
 
-from .capture import (
-    Capture,
-    Evaluator,
-    SourceLine,
-    _own_lines,
-    callers_of,
-    for_the_reader,
-    where_defined,
-)
+from .capture import Capture, Evaluator, SourceLine, _own_lines, callers_of, for_the_reader, where_defined
 from .gpu_program import Program
 from .gpu_reader import read_program, written_at
 from .ops import Beyond, following, np_dtype, to_numpy

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from .capture import SourceLine, asked_line_of
-from .ops import Beyond, evaluate, is_floating, meaning, nbytes_of, np_dtype, scan_groups
-from .places import Place, locate
+from .ops import Beyond, evaluate, is_floating, meaning, nbytes_of, np_dtype
+from .places import OutOfBounds, Place, locate
 
 # How JAX says how an array lies in SMEM or TMEM: nothing that a value depends on.
 _LAYOUTS = frozenset(
@@ -85,20 +85,14 @@ class View:
         return any(_is(t, "TransposeTransform") for t in self._first)
 
     def at(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        numbers: Sequence[Any],
-        out_of_bounds: Callable[[int, int, int], None],
-        clips: bool,
+        self, shape: tuple[int, ...], dtype: np.dtype, numbers: Sequence[Any], out_of_bounds: OutOfBounds, clips: bool
     ) -> Place:
         key: Any = None
         if all(np.ndim(n) == 0 for n in numbers):
             key = (shape, clips, *map(int, numbers))
             if (found := self._places.get(key)) is not None:
                 return found
-        transforms = self._transforms(numbers) if self._tree is not None else []
-        kept = [t for t in transforms if type(t).__name__ not in _ELSEWHERE]
+        kept = [t for t in self._transforms(numbers) if type(t).__name__ not in _ELSEWHERE]
         noted: list[Any] = []
 
         def note(*where: int) -> None:
@@ -175,10 +169,6 @@ class Instr:
     def keeps_shape(self, slot: int) -> bool:
         """Whether the first result has the shape of an operand."""
         return bool(self.eqn.invars[self.ins.index(slot)].aval.shape == self.eqn.outvars[0].aval.shape)
-
-    def scan_groups(self, values: Sequence[Any]) -> list[list[Any]]:
-        """[constants, initial carry, scanned-over arrays] of a loop."""
-        return scan_groups(self.eqn, values)
 
 
 @dataclasses.dataclass(eq=False)

@@ -7,7 +7,7 @@ long; all else takes no time. A copy's bar goes from its start to the wait after
 from collections.abc import Iterator
 
 from ..lens.flight import Flight, Moment, Transfer
-from ..lens.gpu.timeline import Event, Use
+from ..lens.gpu.timeline import Event
 from ..lens.machine import Trace
 from ..text import human_bytes, plural
 from .bars import Look, Row, source, svg, text_lines, tracks
@@ -77,7 +77,7 @@ def _rows(flight: Flight) -> tuple[list[Row], int]:
     ends = {id(t): time for time, moment in zip(times[1:], moments, strict=True) for t in moment.transfers}
     core = [e for pair in zip(times, times[1:], moments, strict=False) if (e := _of_core(*pair)) is not None]
     copies: list[Event] = []
-    uses: list[Use] = []
+    uses: list[Event] = []
     for time, moment in zip(times, moments, strict=False):
         if moment.kind == "start":
             for t in moment.transfers:
@@ -85,9 +85,9 @@ def _rows(flight: Flight) -> tuple[list[Row], int]:
                 copies.append(Event(0, "copies", _kind(t), time, end, t.line, t.target if t.comes_in else t.source))
                 uses += _uses_of(t, time, end)
     for start, end, moment in zip(times, times[1:], moments, strict=False):
-        uses += [Use(0, slot, "compute" if stored else "read", start, end) for slot, stored in moment.uses]
-    copied = {use.slot for use in uses if use.kind in ("load", "store")}
-    in_slots, left_out = slot_events(use for use in uses if use.slot in copied)
+        uses += [Event(0, slot, "compute" if stored else "read", start, end) for slot, stored in moment.uses]
+    copied = {use.lane for use in uses if use.kind in ("load", "store")}
+    in_slots, left_out = slot_events(use for use in uses if use.lane in copied)
     lanes = {"core": core, "copies": copies}
     for event in in_slots:
         lanes.setdefault(event.lane, []).append(event)
@@ -115,8 +115,8 @@ def _kind(transfer: Transfer) -> str:
     return "local" if not transfer.hbm else "load" if transfer.comes_in else "store"
 
 
-def _uses_of(transfer: Transfer, start: float, end: float) -> Iterator[Use]:
+def _uses_of(transfer: Transfer, start: float, end: float) -> Iterator[Event]:
     """What a copy does with memory that is not HBM."""
     for (buffer, _, written), name in zip(transfer.parts, (transfer.source, transfer.target), strict=True):
         if buffer.space not in ("any", "hbm"):
-            yield Use(0, name, "load" if written else "store", start, end)
+            yield Event(0, name, "load" if written else "store", start, end)

@@ -4,20 +4,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..lens.gpu import Event
-from ..lens.gpu.timeline import Use
 
 MOST_SLOTS = 8  # of one CTA
 _MOST_LABEL = 24
 
 
-def slot_events(uses: Iterable[Use]) -> tuple[list[Event], int]:
+def slot_events(uses: Iterable[Event]) -> tuple[list[Event], int]:
     """(bars, whose lane is the slot; how many slots of a CTA are left out). Kinds: "load" and "compute" for what fills
     it, "full", and "store" for a copy out of it."""
-    by_slot: dict[tuple[int, str], list[Use]] = {}
+    by_slot: dict[tuple[int, str], list[Event]] = {}
     refs: dict[str, int] = {}  # in the order in which they are first used
     for use in uses:
-        refs.setdefault(ref_of(use.slot), len(refs))
-        by_slot.setdefault((use.cta, use.slot), []).append(use)
+        refs.setdefault(ref_of(use.lane), len(refs))
+        by_slot.setdefault((use.cta, use.lane), []).append(use)
     events, seen, left = [], dict[int, int](), 0
     for (cta, slot), each in sorted(by_slot.items(), key=lambda item: (refs[ref_of(item[0][1])], item[0][1])):
         seen[cta] = seen.get(cta, 0) + 1
@@ -33,9 +32,9 @@ def ref_of(slot: str) -> str:
     return slot.rpartition("[")[0] or slot
 
 
-def _stretches(uses: Sequence[Use]) -> Iterator[tuple[str, float, float]]:
+def _stretches(uses: Sequence[Event]) -> Iterator[tuple[str, float, float]]:
     """(kind, start, end), from one filling to the next."""
-    turns: list[list[Use]] = []
+    turns: list[list[Event]] = []
     for use in sorted(uses, key=lambda u: (u.start, u.end)):
         fills = use.kind in ("load", "compute")
         if not turns or (fills and any(u.kind not in ("load", "compute") for u in turns[-1])):

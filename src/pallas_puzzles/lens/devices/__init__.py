@@ -36,7 +36,7 @@ from ...ir.ops import Beyond
 from .. import machine as lens
 from ..machine import Trace
 from .findings import NOTES, Access, Finding, Waiter
-from .machine import Memory, left_over, run_on
+from .machine import left_over, run_on
 from .timeline import Counts, Event, Transfer
 from .world import Key, World
 
@@ -76,16 +76,16 @@ class _Hangs(Exception):
 class _OnDevice(Evaluator):
     """Runs the body of a shard_map on one device."""
 
-    def __init__(self, world: World, memory: Memory, device: int) -> None:
+    def __init__(self, world: World, device: int) -> None:
         super().__init__(self._kernel)
-        self.world, self.memory, self.device = world, memory, device
+        self.world, self.device = world, device
         self.traces: list[Trace] = []
         self.results: list[Any] = []
         self.met: dict[Any, int] = {}
 
     def _kernel(self, call: Call, eqn: Any, values: list[Any]) -> list[Any]:
         number = (len(self.traces),)
-        trace = run_on(self.world, self.memory, self.device, call, number, eqn)
+        trace = run_on(self.world, self.device, call, number, eqn)
         self.traces.append(trace)
         return list(trace.outputs)
 
@@ -112,7 +112,7 @@ class _OnDevice(Evaluator):
         time = self.met[id(eqn)] = self.met.get(id(eqn), 0) + 1
         member, line = group.index(self.device), line_of(eqn)
         key: Key = (group[0], "collective", id(eqn), time)
-        meeting = self.memory.meetings.setdefault(key, {})
+        meeting = world.meetings.setdefault(key, {})
         told = world.tell(self.device)[1]
         came = world.timeline.now[self.device]
         for to, nbytes in sends(eqn, group, member):
@@ -170,8 +170,8 @@ class _Meshes:
         return outputs
 
     def _once(self, of: Sharded, early: dict[Any, Any], values: list[Any]) -> tuple[World, list[_OnDevice]]:
-        world, memory = World(of.mesh, early), Memory()
-        on = [_OnDevice(world, memory, device) for device in range(of.mesh.size)]
+        world = World(of.mesh, early)
+        on = [_OnDevice(world, device) for device in range(of.mesh.size)]
 
         def body(device: int) -> None:
             given = [shard(x, cuts, of.mesh, device) for x, cuts in zip(values, of.ins, strict=True)]

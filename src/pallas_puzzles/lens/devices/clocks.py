@@ -6,22 +6,18 @@ once. Who has waited for something knows all that it knew.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..regions import Region
 from .findings import Access
 
 
+@dataclasses.dataclass(slots=True)
 class Clock:
     """devices: how many steps of each device are known. copies: a bit for each half of a copy that is."""
 
-    __slots__ = ("copies", "devices")
-
-    def __init__(self, devices: list[int], copies: int = 0) -> None:
-        self.devices, self.copies = devices, copies
-
-    def fork(self, half: int) -> "Clock":
-        """The clock of a half of a copy that starts now."""
-        return Clock(list(self.devices), self.copies | 1 << half)
+    devices: list[int]
+    copies: int = 0
 
     def join(self, other: "Clock") -> None:
         self.devices = list(map(max, self.devices, other.devices))
@@ -40,38 +36,35 @@ class Who:
         return clock.devices[self.device] >= self.count if self.half is None else bool(clock.copies >> self.half & 1)
 
 
-@dataclasses.dataclass(slots=True)
-class _Past:
+class _Past(NamedTuple):
     who: Who
     region: Region
-    writes: bool
     access: Access
+
+    @property
+    def writes(self) -> bool:
+        return self.access.verb == "writes"
 
 
 class History:
-    """The accesses to a buffer that a later one may collide with. where: whose memory it is."""
+    """The accesses to a buffer that a later one may collide with."""
 
-    __slots__ = ("past", "where")
-
-    def __init__(self, where: str) -> None:
+    def __init__(self) -> None:
         self.past: list[_Past] = []
-        self.where = where
 
-    def add(
-        self, who: Who, clock: Clock, region: Region, writes: bool, access: Access
-    ) -> list[tuple[Access, Who, Region]]:
+    def add(self, who: Who, clock: Clock, region: Region, access: Access) -> list[tuple[_Past, Region]]:
         """The accesses that collide with a new one, each with the part that they share."""
-        found, kept = [], []
+        new, found, kept = _Past(who, region, access), [], []
         for old in self.past:
             known = old.who.known_to(clock)
             mine = old.who.device == who.device and old.who.half is None and who.half is None
-            if known and old.region == region and (writes or (mine and not old.writes)):
+            if known and old.region == region and (new.writes or (mine and not old.writes)):
                 continue  # whoever collides with the old one collides with this one, too
             kept.append(old)
-            collide = not known and (writes or old.writes) and old.who != who
+            collide = not known and (new.writes or old.writes) and old.who != who
             if collide and old.region.meets(region):
-                found.append((old.access, old.who, old.region.shared(region)))
-        self.past = [*kept, _Past(who, region, writes, access)]
+                found.append((old, old.region.shared(region)))
+        self.past = [*kept, new]
         return found
 
     def unread(self) -> Iterator[tuple[Access, Region]]:

@@ -15,23 +15,8 @@ from ..flight import Transfer
 from ..machine import Execution, Machine, Trace
 from ..memory import Buffer
 from ..regions import region_of
-from .clocks import Clock, Who
 from .findings import Access, Finding, Waiter
 from .world import Arrival, Key, Stopped, World
-
-
-class Memory:
-    """The buffers of all devices, by what they are in the program, so that one device finds those of another."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[int, Key], Buffer] = {}
-        self.homes: dict[Buffer, tuple[int, Key]] = {}
-        self.entered: dict[tuple[int, Key], int] = {}  # (device, kernel) -> the step at which it began
-        self.meetings: dict[Key, dict[int, Any]] = {}  # who has come to a collective, and with what
-
-    def add(self, device: int, key: Key, buffer: Buffer) -> None:
-        self.buffers[device, key] = buffer
-        self.homes[buffer] = device, key
 
 
 class Device(Machine):
@@ -41,14 +26,13 @@ class Device(Machine):
         self,
         call: Call,
         world: World,
-        memory: Memory,
         device: int,
         number: Key,
         collective_id: int | None,
         outer: "Device | None" = None,
     ) -> None:
         super().__init__(call, outer)
-        self.world, self.memory, self.device, self.number = world, memory, device, number
+        self.world, self.device, self.number = world, device, number
         self.collective_id = collective_id
         self.scopes: dict[int, int] = outer.scopes if outer is not None else {}
         self.lines: dict[tuple[int, ...], SourceLine | None] = {}
@@ -56,7 +40,7 @@ class Device(Machine):
         self.barrier: Buffer = outer.barrier if outer is not None else shared
 
     def within(self, call: Call) -> "Device":
-        return Device(call, self.world, self.memory, self.device, self.number, self.collective_id, self)
+        return Device(call, self.world, self.device, self.number, self.collective_id, self)
 
     def apply(self, eqn: Any, values: list[Any]) -> Any:
         if self.world.dead:
@@ -104,7 +88,7 @@ class Device(Machine):
         buffers = super().scoped(eqn)
         time = self.scopes[id(eqn)] = self.scopes.get(id(eqn), 0) + 1
         for i, buffer in enumerate(buffers):
-            self.memory.add(self.device, (*self.number, id(eqn), time, i), buffer)
+            self.world.add(self.device, (*self.number, id(eqn), time, i), buffer)
         return buffers
 
     def _where(self, ref: Buffer, transforms: Any, verb: str, eqn: Any) -> tuple[Place, bool]:
@@ -113,14 +97,10 @@ class Device(Machine):
         return found
 
     def touched(self, ref: Buffer, place: Place, verb: str, line: SourceLine | None) -> None:
-        if ref.role == "scalar" or ref.space == "semaphore" or ref not in self.memory.homes:
+        if ref.role == "scalar" or ref.space == "semaphore" or ref not in self.world.homes:
             return
         clock = self.world.clock[self.device]
-        self._access(ref, place, verb, self.world.here(self.device), clock, Access(self.who, verb, line))
-
-    def _access(self, ref: Buffer, place: Place, verb: str, who: Who, clock: Clock, access: Access) -> None:
-        where = self.world.mesh.name(self.memory.homes[ref][0])
-        self.world.access(ref, where, who, clock, region_of(place, ref.shape), verb == "writes", access)
+        self.world.access(ref, place, self.world.here(self.device), clock, Access(self.who, verb, line))
 
     # -- other devices
 
@@ -156,23 +136,21 @@ class Device(Machine):
         if target == self.device:
             return
         key, world, line = (target, self.number), self.world, self._line(eqn)
-        began = self.memory.entered.get(key)
+        began = self.world.entered.get(key)
         if began is None or world.clock[self.device].devices[target] < began:
             access = Access(self.who, "copies into", line)
             world.found.add(Finding("not-entered", ref.name, world.mesh.name(target), access))
         if began is None:
             what = f"{world.mesh.name(target)} to enter the kernel"
-            world.wait(
-                self.device, lambda: key in self.memory.entered, lambda: Waiter(self.who, line, what, 0, 1)
-            )  # fmt: skip
+            world.wait(self.device, lambda: key in world.entered, lambda: Waiter(self.who, line, what, 0, 1))
 
     def _peer(self, view: Any, target: int) -> tuple[Buffer, Any]:
         """(the buffer of a device that a Ref of this one stands for, its transforms)."""
         ref, transforms = plain_ref(view)
         if target == self.device:
             return ref, transforms
-        _, key = self.memory.homes[ref]
-        found = self.memory.buffers.get((target, key))
+        _, key = self.world.homes[ref]
+        found = self.world.buffers.get((target, key))
         if found is None:
             raise Beyond(f"a copy into {ref.name} of a device that does not have it yet")
         return found, transforms
@@ -182,7 +160,7 @@ class Device(Machine):
         ref, number, name = self._number(sem, eqn, transforms)
         if ref is self.barrier:
             return (target, "barrier", self.collective_id), name
-        return (target, *self.memory.homes[ref][1], number), name
+        return (target, *self.world.homes[ref][1], number), name
 
     # -- copies
 
@@ -197,8 +175,8 @@ class Device(Machine):
         reader, read_clock = world.half(self.device, world.tell(self.device)[1])
         writer, write_clock = world.half(self.device, read_clock)
         name = f"the copy from {self.who}" + (f" to {world.mesh.name(to)}" if to != self.device else "")
-        self._access(source, reads, "reads", reader, read_clock, Access(name, "reads", line))
-        self._access(target, writes, "writes", writer, write_clock, Access(name, "writes", line))
+        world.access(source, reads, reader, read_clock, Access(name, "reads", line))
+        world.access(target, writes, writer, write_clock, Access(name, "writes", line))
         if to != self.device:
             shown = region_of(writes, target.shape).named(target.name)
             left, came = world.timeline.send(self.device, to, writes.nbytes, line, shown)
@@ -235,10 +213,8 @@ class Device(Machine):
         nbytes = self._nbytes(dst, eqn)
         if nbytes:
             key, name = self._address(self.device, sem, eqn)
-            counts = self._counts_bytes(eqn, 2)
-            self.world.take(
-                key, nbytes if counts else 1, self._line(eqn), name, take=True, unit="bytes" if counts else ""
-            )  # fmt: skip
+            amount, unit = (nbytes, "bytes") if self._counts_bytes(eqn, 2) else (1, "")
+            self.world.take(key, amount, self._line(eqn), name, unit)
 
     # -- signals
 
@@ -272,14 +248,14 @@ class Device(Machine):
         return np.int32(self.world.semaphore(key).count)
 
 
-def run_on(world: World, memory: Memory, device: int, call: Call, number: Key, eqn: Any) -> Trace:
+def run_on(world: World, device: int, call: Call, number: Key, eqn: Any) -> Trace:
     """Runs a call on one device of a mesh. number: which of its calls it is. Raises Beyond."""
     collective_id = getattr(eqn.params.get("compiler_params"), "collective_id", None)
     with following(call.name):
-        execution = Execution(Device(call, world, memory, device, number, collective_id))
+        execution = Execution(Device(call, world, device, number, collective_id))
         for i, buffer in enumerate([*execution.local, *execution.scratch]):
-            memory.add(device, (*number, i), buffer)
-        memory.entered[device, number] = world.tick(device).count
+            world.add(device, (*number, i), buffer)
+        world.entered[device, number] = world.tick(device).count
         return execution.run()
 
 
@@ -297,4 +273,4 @@ def left_over(world: World) -> None:
             world.found.add(Finding("left-over", semaphore.name, where, access, count=semaphore.count))
     for buffer, history in world.histories.items():
         for access, region in history.unread() if buffer.role == "scratch" else ():
-            world.found.add(Finding("unread", region.named(buffer.name), history.where, access))
+            world.found.add(Finding("unread", region.named(buffer.name), world.home(buffer), access))

@@ -14,7 +14,9 @@ from typing import Any
 from ...ir.capture import SourceLine
 from ...ir.effort import AMONG, counted, spend
 from ...ir.meshes import Mesh
+from ...ir.places import Place
 from ..findings import Findings
+from ..regions import region_of
 from .clocks import Clock, History, Who
 from .findings import Access, Finding, Waiter
 from .timeline import Timeline
@@ -62,7 +64,11 @@ class Semaphore:
 
 
 class World:
-    """A mesh of devices. early: what may arrive before each wait, though it came later in an earlier run."""
+    """A mesh of devices. early: what may arrive before each wait, though it came later in an earlier run.
+
+    buffers, homes: by what they are in the program, so that one device finds those of another. entered: (device,
+    kernel) -> the step at which it began. meetings: who has come to a collective, and with what.
+    """
 
     def __init__(self, mesh: Mesh, early: "dict[tuple[Key, int], list[Arrival]]") -> None:
         self.mesh, self.early = mesh, early
@@ -71,6 +77,10 @@ class World:
         self.clock = [Clock([0] * mesh.size) for _ in range(mesh.size)]
         self.semaphores: dict[Key, Semaphore] = {}
         self.histories: dict[Any, History] = {}
+        self.buffers: dict[tuple[int, Key], Any] = {}
+        self.homes: dict[Any, tuple[int, Key]] = {}
+        self.entered: dict[tuple[int, Key], int] = {}
+        self.meetings: dict[Key, dict[int, Any]] = {}
         self.halves = 0
         self.ends: dict[Who, tuple[Arrival, Semaphore]] = {}  # of a half of a copy: what says that it is done
         self.dead = False
@@ -170,7 +180,7 @@ class World:
     def half(self, device: int, clock: Clock) -> tuple[Who, Clock]:
         """A half of a copy that comes after all that `clock` knows."""
         self.halves += 1
-        return Who(device, 1, self.halves), clock.fork(self.halves)
+        return Who(device, 1, self.halves), Clock(list(clock.devices), clock.copies | 1 << self.halves)
 
     # -- semaphores
 
@@ -194,7 +204,9 @@ class World:
             if arrival.clock.devices[key[0]] < step:  # it could have come before that wait
                 self.late.setdefault((key, number), []).append(arrival)
 
-    def take(self, key: Key, needed: int, line: SourceLine | None, name: str, *, take: bool, unit: str = "") -> None:
+    def take(
+        self, key: Key, needed: int, line: SourceLine | None, name: str, unit: str = "", take: bool = True
+    ) -> None:
         """Waits until a semaphore holds what is needed; its device then knows of what must have arrived by then."""
         device, semaphore = key[0], self.semaphore(key, name, unit)
         who = self.mesh.name(device)
@@ -239,9 +251,20 @@ class World:
 
     # -- memory
 
-    def access(self, buffer: Any, where: str, *event: Any) -> None:
-        """Notes an access, and what collides with it. where: whose memory it is. event: as History.add takes it."""
-        for other, who, shared in self.histories.setdefault(buffer, History(where)).add(*event):
-            ends = [self.ends[x] for x in (who, event[0]) if x in self.ends]
+    def add(self, device: int, key: Key, buffer: Any) -> None:
+        """A device has a buffer. key: what it is in the program."""
+        self.buffers[device, key] = buffer
+        self.homes[buffer] = device, key
+
+    def home(self, buffer: Any) -> str:
+        """Whose memory it is."""
+        return self.mesh.name(self.homes[buffer][0])
+
+    def access(self, buffer: Any, place: Place, who: Who, clock: Clock, access: Access) -> None:
+        """Notes an access by somebody who knows so much, and what collides with it."""
+        region = region_of(place, buffer.shape)
+        for old, shared in self.histories.setdefault(buffer, History()).add(who, clock, region, access):
+            ends = [self.ends[x] for x in (old.who, who) if x in self.ends]
             mistaken = next((semaphore.name for arrival, semaphore in ends if arrival.mistaken), "")
-            self.found.add(Finding("race", shared.named(buffer.name), where, other, event[-1], semaphore=mistaken))
+            name, where = shared.named(buffer.name), self.home(buffer)
+            self.found.add(Finding("race", name, where, old.access, access, semaphore=mistaken))

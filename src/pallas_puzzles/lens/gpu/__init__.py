@@ -27,7 +27,7 @@ from .. import machine as lens
 from .findings import NOTES, Brought, Finding
 from .launch import Launch
 from .memory import Access
-from .timeline import CHIPS, Counts, Event, Handover, Use
+from .timeline import CHIPS, Counts, Event, Handover
 
 _OTHER_GARBAGE = 3.0
 _MOST_TRIED = 400_000  # instructions of all these runs together
@@ -47,7 +47,7 @@ class Launched:
     notes: list[Finding]
     counts: Counts
     events: list[Event]
-    uses: list[Use]
+    uses: list[Event]
     handovers: list[Handover]
     written: list[tuple[np.ndarray, list[Access | None]]] = dataclasses.field(repr=False)
 

@@ -77,8 +77,7 @@ class Core:
             raise Beyond(f"{ref.name} of another CTA: it is in a scope that is not collective")
         number = next(i for i, r in enumerate(mine.shared[key]) if r is ref)
         if key not in cta.shared:
-            instr = next(i for i in self.kernel.program.everything() if id(i) == key[0])
-            cta.shared[key] = [self.allocate(a, key, i) for i, a in enumerate(instr.p["allocs"])]
+            cta.shared[key] = [self.allocate(a, key, i) for i, a in enumerate(key[0].p["allocs"])]
         return cta.shared[key][number]
 
     def place(

@@ -9,7 +9,7 @@ import numpy as np
 from ...ir.capture import SourceLine
 from ...ir.gpu_program import Alloc
 from .clocks import Knowledge, new_agent
-from .timeline import At, Last
+from .timeline import At, Last, Line
 
 _REMEMBERED = 8  # rounds that have ended
 # What stands for PTX's named barriers, which nobody allocates.
@@ -68,14 +68,7 @@ class Slot(Semaphore):
         return tuple(dict.fromkeys(line for _, line in self.arrived if line is not None))
 
     def arrive(
-        self,
-        who: str,
-        line: SourceLine | None,
-        knowledge: Knowledge,
-        time: float,
-        source: At,
-        count: int = 1,
-        cause: SourceLine | None = None,
+        self, who: str, line: Line, knowledge: Knowledge, time: float, source: At, count: int = 1, cause: Line = None
     ) -> None:
         """An arrival, with what its thread knows. source: where it comes from; count: as how many it counts; cause: the
         line from which on it could not come earlier, if that is another one."""
@@ -86,11 +79,10 @@ class Slot(Semaphore):
         self.time = max(self.time, time)
         self._end()
 
-    def bring(self, effect: Callable[[], None] | None, parts: int, time: float) -> None:
-        """A part of a copy is on its way (effect), or parts are waited for."""
+    def bring(self, effect: Callable[[], None], parts: int, time: float) -> None:
+        """A part of a copy is on its way: so many parts more to wait for."""
         self.parts += parts
-        if effect is not None:
-            self.effects.append(effect)
+        self.effects.append(effect)
         self.time = max(self.time, time)
         self._end()
 

@@ -172,7 +172,7 @@ class Engines(Control):
             if isinstance(env[view.ref], Buffer):
                 return _Operand(view, *self.place(t, instr, view, env, "multiplies"))
             array = np.asarray(env[view.ref])
-            buffer = Buffer("", array.shape, array.dtype, "regs", values=array)
+            buffer = Buffer("", array.shape, array.dtype, "regs", array)
             return _Operand(view, buffer, Place(array.shape, array.dtype))
 
         return operand(instr.p["a"]), operand(instr.p["b"])
@@ -211,7 +211,7 @@ class Engines(Control):
                 t.now = end
                 yield None  # what others issue until then may make it later
             tensor.advance(t.now)
-            t.wgmmas.popleft()
+            t.wgmmas.pop(0)
             add()
             t.knowledge.clock[t.multiplying] = number
         if instr is not None:

@@ -37,11 +37,11 @@ class Launch(Engines):
         self.found, self.timeline = Findings(), Timeline(chip)
         self.semaphores: dict[Any, Several] = {}
         given = [(name, np.asarray(a)) for (name, *_), a in zip(kernel.inputs, kernel.arrays, strict=True)]
-        self.inputs = [Buffer(name, a.shape, a.dtype, "gmem", "in", a) for name, a in given]
-        self.outputs = [Buffer(n, shape, dtype, "gmem", "out") for n, shape, dtype in kernel.outputs]
+        self.inputs = [Buffer(name, a.shape, a.dtype, "gmem", a) for name, a in given]
+        self.outputs = [Buffer(n, shape, dtype, "gmem") for n, shape, dtype in kernel.outputs]
         for i, o in kernel.aliases.items():
             self.outputs[o] = self.inputs[i]
-            self.inputs[i].role = "out"
+            self.inputs[i].read_only = False
         self.pending = collections.deque(_indices(kernel.grid))
         size = math.prod(kernel.cluster.values())
         if len(self.pending) * size > MOST_CTAS:
@@ -71,12 +71,11 @@ class Launch(Engines):
         counts.cycles = max([*self.free, *(t.now for t in self.threads)])
         limit = self.timeline.chip.smem_limit_bytes
         if counts.smem_bytes > limit:
-            where = Finding("smem", "SMEM", self.kernel.where, "")
-            self.found.add(dataclasses.replace(where, count=counts.smem_bytes, total=limit))
+            self.found.add(Finding("smem", "SMEM", self.kernel.where, "", count=counts.smem_bytes, total=limit))
         for output in self.outputs:
             if not self.threads and (missing := int(np.count_nonzero(output.writer == NEVER))):
-                note = Finding("output-unwritten", output.name, self.kernel.where, "")
-                self.found.add(dataclasses.replace(note, count=missing, total=output.writer.size))
+                total, where = output.writer.size, self.kernel.where
+                self.found.add(Finding("output-unwritten", output.name, where, "", count=missing, total=total))
         return [o.values for o in self.outputs]
 
     def _drive(self, at_once: int) -> None:

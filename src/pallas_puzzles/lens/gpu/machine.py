@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Alloc, Instr, Program, View
-from ...ir.ops import Beyond, bits_of
+from ...ir.ops import Beyond, bits_of, scan_groups
 from ...ir.places import Place
 from .accesses import Core, Env
 from .banks import of_warps
@@ -91,7 +91,7 @@ class Control(Core):
         return state
 
     def go_scan(self, t: Thread, instr: Instr, env: Env) -> Going:
-        consts, carry, xs = instr.scan_groups([env[i] for i in instr.ins])
+        consts, carry, xs = scan_groups(instr.eqn, [env[i] for i in instr.ins])
         length, n = instr.p["length"], len(carry)
         columns: list[list[Any]] = []
         for i in range(length - 1, -1, -1) if instr.p["reverse"] else range(length):
@@ -133,7 +133,7 @@ class Control(Core):
         collective = self.kernel.thread_name in instr.p["axes"] or self.kernel.threads == 1
         entry = t.scopes[id(instr)]
         t.scopes[id(instr)] += 1
-        key = (id(instr), entry, None if collective else t.name)
+        key = (instr, entry, None if collective else t.name)
         refs = t.cta.shared.get(key)
         if refs is None:
             refs = t.cta.shared[key] = [self.allocate(a, key, i) for i, a in enumerate(allocs)]

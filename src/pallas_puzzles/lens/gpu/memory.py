@@ -44,20 +44,15 @@ class Access:
 class Buffer:
     """A Ref in GMEM, SMEM, TMEM or registers.
 
-    role: "in", "out" or "scratch". values: of an array that the kernel is called with. twins: other Refs that lie in
+    values: of an array that the kernel is called with. twins: other Refs that lie in
     the same memory (a RefUnion), each `offset` bytes from its start.
     """
 
     def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        space: str,
-        role: str = "scratch",
-        values: np.ndarray | None = None,
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype, space: str, values: np.ndarray | None = None
     ):
-        self.name, self.space, self.role, self.shape, self.dtype = name, space, role, shape, dtype
+        self.name, self.space, self.shape, self.dtype = name, space, shape, dtype
+        self.read_only = values is not None
         self.values = poison(shape, dtype) if values is None else np.array(values)
         self.tracked = space != "regs"
         self.writer = np.full(shape if self.tracked else (), NEVER, np.int32)
@@ -82,7 +77,7 @@ class Buffer:
         return int(np.count_nonzero(np.asarray(place.get(self.writer, marks=True)) == NEVER))
 
     def note_read(self, region: Region, access: Access) -> None:
-        if self.role != "in":
+        if not self.read_only:
             self.reads[region, access.agent, access.verb] = (region, access)
 
     def note_write(self, place: Place, region: Region, access: Access) -> None:

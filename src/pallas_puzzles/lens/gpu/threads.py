@@ -14,6 +14,8 @@ from .timeline import At, Engine, Product, TensorCores
 # What a thread does; it yields why it cannot go on, and None where others may go first.
 Going = Generator["Wait | Spawn | None", None, list[Any]]
 
+_Store = tuple[int, Callable[[], None], float, float, Instr, Any]
+
 
 @dataclasses.dataclass(eq=False)
 class Cluster:
@@ -85,13 +87,9 @@ class Thread:
     done: bool = False
     going: Going = dataclasses.field(init=False)
     wait: "Wait | Spawn | None" = None
-    stores: "collections.deque[tuple[int, Callable[[], None], float, float, Instr, Any]]" = dataclasses.field(
-        default_factory=collections.deque
-    )
+    stores: list[_Store] = dataclasses.field(default_factory=list)
     products: int = 0
-    wgmmas: "collections.deque[tuple[int, Callable[[], None], Product, Any]]" = dataclasses.field(
-        default_factory=collections.deque
-    )
+    wgmmas: list[tuple[int, Callable[[], None], Product, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.at: At = self.cta.number, self.lane

@@ -57,7 +57,9 @@ def in_l2(active: bool = True) -> contextlib.AbstractContextManager[None]:
 class Event:
     """A stretch on the clock. start, end: cycles. cta: its number; lane: "warpgroup 0", "copy" or "tensor".
 
-    kind: "load", "store", "wgmma", "tcgen05", "compute", "wait". ref: the Ref or barrier that it is about.
+    kind: "load", "store", "wgmma", "tcgen05", "compute", "wait". ref: the Ref or barrier that it is about. Of a use of
+    SMEM: lane: the slot, "x_smem[1]"; kind: "load", "compute" (a thread stores into it), "read", "store" (a copy out of
+    it).
     """
 
     cta: int
@@ -67,18 +69,6 @@ class Event:
     end: float
     line: SourceLine | None = None
     ref: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Use:
-    """What happens in a part of SMEM. slot: its name, "x_smem[1]". kind: "load", "compute" (a thread stores into it),
-    "read", "store" (a copy out of it). start, end: cycles."""
-
-    cta: int
-    slot: str
-    kind: str
-    start: float
-    end: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -264,7 +254,7 @@ class Timeline:
         self.chip = chip
         self.gmem_rate = chip.l2_bytes if _in_l2.get() else chip.gmem_bytes  # bytes a cycle
         self.events: list[Event] = []
-        self.uses: list[Use] = []
+        self.uses: list[Event] = []
         self.handovers: list[Handover] = []
         self.counts = Counts()
         self._lately: dict[At, collections.deque[_Stretch]] = collections.defaultdict(
@@ -299,7 +289,7 @@ class Timeline:
 
     def use(self, cta: int, slot: str, kind: str, start: float, end: float) -> None:
         if cta < CTAS_DRAWN:
-            self.uses.append(Use(cta, slot, kind, start, end))
+            self.uses.append(Event(cta, slot, kind, start, end))
 
     def handover(self, at: At, barrier: str, last: Last, since: float) -> None:
         """last: the last arrival; since: when the wait began."""

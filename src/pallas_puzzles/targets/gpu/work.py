@@ -18,7 +18,7 @@ from ...ir.capture import SourceLine, is_gpu_kernel, line_of, places_of, subprog
 from ...ir.folded import folded
 from ...ir.gpu_program import Instr, Program, View
 from ...ir.gpu_reader import read_program
-from ...ir.ops import OPS, cost, evaluate, inlined, interpret, nbytes_of, np_dtype
+from ...ir.ops import OPS, cost, evaluate, inlined, interpret, nbytes_of, np_dtype, scan_groups
 from ...ir.places import Place
 from ...ir.program import equations
 
@@ -285,7 +285,7 @@ class _Follow:
 
     def does_scan(self, instr: Instr, env: Env) -> Sequence[Any] | None:
         (body,), length = instr.p["programs"], instr.p["length"]
-        consts, carry, stacked = instr.scan_groups([env[i] for i in instr.ins])
+        consts, carry, stacked = scan_groups(instr.eqn, [env[i] for i in instr.ins])
         self._again(length - 1)
         if not any(each.kind in ("cond", "while") for each in body.everything()):  # then each iteration costs the same
             self._times *= length
