@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu import Kernel
-from ...ir.gpu_program import Alloc, Instr, View
+from ...ir.gpu_program import Instr, View
 from ...ir.ops import Beyond, bits_of
 from ...ir.places import Place
 from ..findings import Findings
@@ -17,7 +17,7 @@ from .barriers import Several, Slot
 from .findings import Finding
 from .memory import NEVER, Access, Buffer
 from .threads import Cta, Thread
-from .timeline import Timeline
+from .timeline import CTAS_DRAWN, Event, Timeline
 
 Env = list[Any]
 
@@ -28,7 +28,7 @@ class Core:
     kernel: Kernel
     found: Findings
     timeline: Timeline
-    allocate: Callable[[Alloc, Any, int], Any]
+    scope: Callable[[Cta, Any], list[Any]]
 
     def __init__(self) -> None:
         self._regions: dict[int, tuple[Place, Region]] = {}
@@ -76,9 +76,7 @@ class Core:
         if key is None:
             raise Beyond(f"{ref.name} of another CTA: it is in a scope that is not collective")
         number = next(i for i, r in enumerate(mine.shared[key]) if r is ref)
-        if key not in cta.shared:
-            cta.shared[key] = [self.allocate(a, key, i) for i, a in enumerate(key[0].p["allocs"])]
-        return cta.shared[key][number]
+        return self.scope(cta, key)[number]
 
     def place(
         self, t: Thread, instr: Instr, view: View, env: Env, verb: str, clips: bool = False
@@ -215,19 +213,14 @@ class Core:
             region = self.region(buffer, place)
             one = region.cells is None and len(region.box) > 2 and len(region.box[0]) == 1  # one of several slots
             name = f"{buffer.name}[{region.box[0].start}]" if one else buffer.name
-            self.timeline.use(cta.number, name, kind, start, end)
+            if cta.number < CTAS_DRAWN:
+                self.timeline.uses.append(Event(cta.number, name, kind, start, end))
 
-    def slot(self, t: Thread, view: View, env: Env) -> Slot:
-        """The barrier that a view is of."""
-        barrier = self._of_peer(env[view.ref], t, view, env)
-        slot: Slot = barrier.slots[self.number_of(barrier, view, env, t)]
-        return slot
-
-    def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> tuple[Slot, list[Slot]]:
-        """(the barrier that a view is of, the same in each of these CTAs)."""
-        slot, barrier = self.slot(t, view, env), env[view.ref]
-        at = next(k for k, s in barrier.slots.items() if s is slot)
-        return slot, [slot if cta is t.cta else self.in_cta(barrier, cta, t.cta).slots[at] for cta in ctas]
+    def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> list[Slot]:
+        """The barrier that a view is of, in each of these CTAs."""
+        barrier, at = env[view.ref], self.number_of(env[view.ref], view, env, t)
+        own = self._of_peer(barrier, t, view, env)
+        return [(own if cta is t.cta else self.in_cta(barrier, cta, t.cta)).slots[at] for cta in ctas]
 
     def number_of(self, ref: Several, view: View, env: Env, t: Thread) -> tuple[int, ...]:
         """Which barrier or semaphore a view is of."""

@@ -36,7 +36,8 @@ class Engines(Control):
             self.finding("padding", src, t, instr, "copies from", total=int(np.prod(here.shape, dtype=int)))
         ctas = self.partners(t.cta, p["axes"])
         n, mine, leader = len(ctas), ctas.index(t.cta), p["leader"] if len(ctas) > 1 else None
-        slot, slots = self.slots(t, p["barrier"], env, ctas)
+        slots = self.slots(t, p["barrier"], env, ctas)
+        slot = slots[mine]
         self.timeline.counts.copies += 1
         start, end = self._transfer(t, instr, "load", src, here, n)
         told, data = t.tell(), here.read(src.values, np.zeros)  # zeros beyond the end of the array
@@ -292,7 +293,6 @@ class Engines(Control):
     def _commit_mmas(self, t: Thread, instr: Instr, env: Env, ctas: list[Cta]) -> None:
         """Arrives on a barrier, in each of these CTAs, when all products so far are done."""
         cta = t.cta
-        _, slots = self.slots(t, instr.p["barrier"], env, ctas)
         due, last = list(cta.mmas), cta.products
         end = max((e for _, _, e in due), default=t.now)
 
@@ -304,7 +304,7 @@ class Engines(Control):
 
         told = t.tell()
         told.clock[cta.tensor_agent] = last
-        for theirs in slots:
+        for theirs in self.slots(t, instr.p["barrier"], env, ctas):
             self.timeline.counts.arrivals += 1
             theirs.bring(land, 0, end)
             theirs.arrive(t.name, instr.line, told, end, (cta.number, "tensor"))

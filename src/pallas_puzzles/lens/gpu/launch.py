@@ -99,9 +99,8 @@ class Launch(Engines):
             index = {**cluster.index, **inner}
             at = tuple(index.values())
             name = f"CTA {at if len(at) != 1 else at[0]}" if at else ""
-            cta = Cta(self.ctas, name, index, tuple(inner.values()), cluster)
+            cta = cluster.ctas[tuple(inner.values())] = Cta(self.ctas, name, index, cluster)
             self.ctas += 1
-            cluster.ctas[cta.place] = cta
             for w in range(kernel.threads):
                 who = f"warpgroup {w} of {name}" if name else f"warpgroup {w}"
                 own = {**index, kernel.thread_name: w} if kernel.thread_name is not None else index

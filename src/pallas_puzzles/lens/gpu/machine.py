@@ -113,8 +113,7 @@ class Control(Core):
             name, lane, index = f"warp {w} of {t.name}", f"{t.lane} warp {w}", {**t.index, instr.p["axis"]: w}
             warp = Thread(t.cta, name, lane, index, t.now, width=32)
             warp.knowledge.learn(t.knowledge)
-            warp.seen.update(t.seen)
-            warp.scopes, warp.tries = t.scopes.copy(), t.tries
+            warp.seen, warp.scopes, warp.tries = t.seen.copy(), t.scopes.copy(), t.tries
             warp.going = self.run(instr.p["programs"][0], values, warp)
             children.append(warp)
         t.tell()
@@ -122,25 +121,24 @@ class Control(Core):
         for warp in children:
             t.knowledge.learn(warp.tell())
             t.now = max(t.now, warp.now)
-            for key, number in warp.seen.items():
-                t.seen[key] = max(t.seen[key], number)
+            t.seen |= warp.seen
 
     # -- scopes
 
     def go_run_scoped(self, t: Thread, instr: Instr, env: Env) -> Going:
-        values = [env[i] for i in instr.ins]
-        allocs = instr.p["allocs"]
         collective = self.kernel.thread_name in instr.p["axes"] or self.kernel.threads == 1
-        entry = t.scopes[id(instr)]
-        t.scopes[id(instr)] += 1
-        key = (instr, entry, None if collective else t.name)
-        refs = t.cta.shared.get(key)
-        if refs is None:
-            refs = t.cta.shared[key] = [self.allocate(a, key, i) for i, a in enumerate(allocs)]
-        return (yield from self.run(instr.p["programs"][0], [*values, *refs], t))
+        refs = self.scope(t.cta, (instr, t.scopes[instr], None if collective else t.name))
+        t.scopes[instr] += 1
+        return (yield from self.run(instr.p["programs"][0], [*(env[i] for i in instr.ins), *refs], t))
 
-    def allocate(self, alloc: Alloc, key: Any, number: int) -> Any:
-        """A Ref that a scope makes."""
+    def scope(self, cta: Cta, key: Any) -> list[Any]:
+        """What a CTA has of a scope, and makes when somebody needs it first. key: begins with its instruction."""
+        if key not in cta.shared:
+            cta.shared[key] = [self._allocate(alloc, key, i) for i, alloc in enumerate(key[0].p["allocs"])]
+        refs: list[Any] = cta.shared[key]
+        return refs
+
+    def _allocate(self, alloc: Alloc, key: Any, number: int) -> Any:
         if alloc.kind == "barrier":
             needed = alloc.arrivals * math.prod(self.kernel.cluster[a] for a in alloc.axes)
             self.timeline.counts.barriers += math.prod(alloc.shape)
@@ -148,10 +146,8 @@ class Control(Core):
         if alloc.kind == "semaphore":
             made = Several(alloc, lambda name: Semaphore(name, alloc))
             return self.semaphores.setdefault((key[0], number), made)
-        buffer = Buffer(alloc.name, alloc.shape, alloc.dtype, "regs" if alloc.kind == "acc" else alloc.space)
-        if alloc.kind == "acc":
-            buffer.values[...] = 0
-        return buffer
+        zeros = np.zeros(alloc.shape, alloc.dtype) if alloc.kind == "acc" else None
+        return Buffer(alloc.name, alloc.shape, alloc.dtype, alloc.space, zeros)
 
     semaphores: dict[Any, Several]
 
@@ -159,17 +155,11 @@ class Control(Core):
         values = iter([env[i] for i in instr.ins])
         cells = []
         for alloc, given in zip(instr.p["cells"], instr.p["given"], strict=True):
-            if alloc is None:
-                cells.append(next(values))
-                continue
-            cell = Buffer(alloc.name, alloc.shape, alloc.dtype, "regs")
-            if given:
-                cell.values = np.array(next(values))
-            cells.append(cell)
+            value = next(values) if given else None
+            cells.append(value if alloc is None else Buffer(alloc.name, alloc.shape, alloc.dtype, "regs", value))
         yield from self.run(instr.p["programs"][0], cells, t)
         yield from self.finish_products(t, instr, 0)
-        made = [alloc is not None for alloc in instr.p["cells"]]
-        return [c.values if own else c for c, own in zip(cells, made, strict=True)]
+        return [c if alloc is None else c.values for c, alloc in zip(cells, instr.p["cells"], strict=True)]
 
     finish_products: Callable[[Thread, Instr | None, int], Waiting]
 
@@ -233,23 +223,16 @@ class Control(Core):
         """One arrival; on a ClusterBarrier, one at each CTA that shares it."""
         self.timeline.counts.arrivals += 1
         told, view = t.tell(), instr.p["barrier"]
-        _, slots = self.slots(t, view, env, self.partners(t.cta, env[view.ref].alloc.axes))
-        for peer in slots:
+        for peer in self.slots(t, view, env, self.partners(t.cta, env[view.ref].alloc.axes)):
             peer.arrive(t.name, instr.line, told, t.now, t.at)
 
     def partners(self, cta: Cta, axes: Sequence[Any]) -> list[Cta]:
         """The CTAs of a cluster that differ along these axes only, in order; without any, the CTA alone."""
-        if not axes:
-            return [cta]
-        free = {list(self.kernel.cluster).index(a) for a in axes}
-        return [
-            other
-            for place, other in sorted(cta.cluster.ctas.items())
-            if all(i in free or a == b for i, (a, b) in enumerate(zip(place, cta.place, strict=True)))
-        ]
+        same = [axis for axis in self.kernel.cluster if axis not in axes]
+        return [other for other in cta.cluster.ctas.values() if all(other.index[a] == cta.index[a] for a in same)]
 
     def go_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
-        slot = self.slot(t, instr.p["barrier"], env)
+        slot = self.slots(t, instr.p["barrier"], env, [t.cta])[0]
         number = t.seen[slot]
         t.seen[slot] += 1
         slot.waited = max(slot.waited, number + 1)
@@ -290,7 +273,7 @@ class Control(Core):
             yield from self._wait_for(t, instr, slot, round_)
 
     def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
-        slot = self.slot(t, instr.p["barrier"], env)
+        slot = self.slots(t, instr.p["barrier"], env, [t.cta])[0]
         number = t.seen[slot]
         if slot.round <= number:
             return [np.bool_(False)]
@@ -340,7 +323,7 @@ class Control(Core):
         buffer, place = self.place(t, instr, instr.p["result"], env, "asks into")
         cluster, number = t.cta.cluster, t.tries
         t.tries += 1
-        slot = self.slot(t, instr.p["barrier"], env)
+        slot = self.slots(t, instr.p["barrier"], env, [t.cta])[0]
         if t.index.get(self.kernel.thread_name, 0) == 0:
             self.writes(buffer, place, t, Access(slot.agent, slot.round + 1, instr, t.name, "the answer to", "copy"))
 

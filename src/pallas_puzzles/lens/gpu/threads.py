@@ -34,12 +34,11 @@ class Cluster:
 
 @dataclasses.dataclass(eq=False)
 class Cta:
-    """One CTA. index: of its axes, those of the grid and of the cluster; place: in its cluster."""
+    """One CTA. index: of its axes, those of the grid and of the cluster."""
 
     number: int
     name: str
     index: dict[Any, int]
-    place: tuple[int, ...]
     cluster: Cluster
     copy: Engine = dataclasses.field(default_factory=Engine)
     tensor: TensorCores = dataclasses.field(default_factory=TensorCores)

@@ -287,10 +287,6 @@ class Timeline:
             if (both := min(ended, end) - max(began, start)) > 0:
                 self.counts.idle_at[what, line, after if what == "compute" else cause] += both
 
-    def use(self, cta: int, slot: str, kind: str, start: float, end: float) -> None:
-        if cta < CTAS_DRAWN:
-            self.uses.append(Event(cta, slot, kind, start, end))
-
     def handover(self, at: At, barrier: str, last: Last, since: float) -> None:
         """last: the last arrival; since: when the wait began."""
         (cta, source), arrived, _ = last
