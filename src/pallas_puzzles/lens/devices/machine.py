@@ -190,9 +190,8 @@ class Device(Machine):
             if sem is not None:
                 amount = writes.nbytes if self._counts_bytes(eqn, at) else 1
                 key, sem_name = self._address(where, sem, eqn)
-                unit = "bytes" if amount > 1 else ""
                 later = functools.partial(happen, copy)
-                world.arrive(key, Arrival(event, amount, clock, name, line, when, later), sem_name, unit)
+                world.arrive(key, Arrival(event, amount, clock, name, line, when, later), sem_name)
 
     def _read(self, copy: Transfer) -> None:
         if copy.value is not None:
@@ -244,8 +243,9 @@ class Device(Machine):
         """What a semaphore holds: what is on its way arrives, and others go first, so that a loop of reads ends."""
         ref, transforms = jax.tree.unflatten(eqn.params["args_tree"], values)[:2]
         key, name = self._address(self.device, ref, eqn, transforms)
-        self.world.take(key, self.world.semaphore(key, name).coming, self._line(eqn), name, take=False)
-        return np.int32(self.world.semaphore(key).count)
+        semaphore = self.world.semaphore(key, name)
+        self.world.take(key, semaphore.coming, self._line(eqn), name, take=False)
+        return np.int32(semaphore.count)
 
 
 def run_on(world: World, device: int, call: Call, number: Key, eqn: Any) -> Trace:

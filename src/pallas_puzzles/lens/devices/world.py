@@ -49,7 +49,6 @@ class Semaphore:
     the last wait; open: what may have. taken: by waits. waits: the step of each of them."""
 
     name: str
-    unit: str = ""
     count: int = 0
     settled: int = 0
     taken: int = 0
@@ -184,15 +183,13 @@ class World:
 
     # -- semaphores
 
-    def semaphore(self, key: Key, name: str = "", unit: str = "") -> Semaphore:
+    def semaphore(self, key: Key, name: str) -> Semaphore:
         """key: (device, which semaphore, ...)."""
-        found = self.semaphores.setdefault(key, Semaphore(name, unit))
-        found.name, found.unit = found.name or name, found.unit or unit
-        return found
+        return self.semaphores.setdefault(key, Semaphore(name))
 
-    def arrive(self, key: Key, arrival: Arrival, name: str, unit: str = "") -> None:
+    def arrive(self, key: Key, arrival: Arrival, name: str) -> None:
         """A signal comes, or a copy is on its way."""
-        semaphore = self.semaphore(key, name, unit)
+        semaphore = self.semaphore(key, name)
         semaphore.open.append(arrival)
         self.ends[arrival.event] = arrival, semaphore
         semaphore.sources[arrival.who, arrival.line] = None
@@ -208,7 +205,7 @@ class World:
         self, key: Key, needed: int, line: SourceLine | None, name: str, unit: str = "", take: bool = True
     ) -> None:
         """Waits until a semaphore holds what is needed; its device then knows of what must have arrived by then."""
-        device, semaphore = key[0], self.semaphore(key, name, unit)
+        device, semaphore = key[0], self.semaphore(key, name)
         who = self.mesh.name(device)
 
         def waiter() -> Waiter:

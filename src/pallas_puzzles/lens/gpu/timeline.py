@@ -22,7 +22,6 @@ from ...ir.ops import holding
 class Chip:
     """Rates of one SM, per cycle. tensor_flops: of 16-bit operands; wider ones take longer in proportion."""
 
-    name: str
     kind: str
     sms: int
     smem_limit_bytes: int
@@ -37,9 +36,9 @@ class Chip:
 
 # GMEM bandwidth and dense 16-bit FLOP/s of NVIDIA's data sheets, divided by SMs and clock.
 CHIPS = {
-    "h100": Chip("h100", "NVIDIA H100", 132, 232448, 3350 / 132 / 1.83, 4096),
-    "h200": Chip("h200", "NVIDIA H200", 132, 232448, 4800 / 132 / 1.83, 4096),
-    "b200": Chip("b200", "NVIDIA B200", 148, 232448, 8000 / 148 / 1.85, 8192),
+    "h100": Chip("NVIDIA H100", 132, 232448, 3350 / 132 / 1.83, 4096),
+    "h200": Chip("NVIDIA H200", 132, 232448, 4800 / 132 / 1.83, 4096),
+    "b200": Chip("NVIDIA B200", 148, 232448, 8000 / 148 / 1.85, 8192),
 }
 
 
