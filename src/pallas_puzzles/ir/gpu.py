@@ -50,7 +50,8 @@ def describe_gpu(eqn: Any) -> Kernel:
     if len(p["jaxprs"]) != 1:
         raise Beyond("several programs in one kernel (mpmd)")
     (jaxpr,), (mesh,) = p["jaxprs"], p["meshes"]
-    body = _innermost(jaxpr)
+    first = jaxpr.eqns[0] if len(jaxpr.eqns) == 1 else None  # the run_scoped that JAX puts around the reader's body
+    body = first.params["jaxpr"] if first is not None and first.primitive.name == "run_scoped" else jaxpr
     n_in = len(eqn.invars)
     kinds = [(tuple(v.aval.shape), np_dtype(v.aval)) for v in jaxpr.invars]
     written = written_at(where_defined(body))
@@ -71,12 +72,6 @@ def describe_gpu(eqn: Any) -> Kernel:
         aliases=dict(p.get("input_output_aliases") or {}),
         jaxpr=jaxpr,
     )
-
-
-def _innermost(jaxpr: Any) -> Any:
-    """The reader's body inside of the run_scoped that JAX puts around it."""
-    first = jaxpr.eqns[0] if len(jaxpr.eqns) == 1 else None
-    return first.params["jaxpr"] if first is not None and first.primitive.name == "run_scoped" else jaxpr
 
 
 def _name(given: str | None, written: ast.FunctionDef | ast.Lambda | None) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import traceback
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,14 +22,8 @@ from jax.interpreters import mlir
 from .gpu import Kernel, OnKernel, describe_gpu
 from .ops import Beyond, following
 
-
-@dataclasses.dataclass
-class _State:
-    on_kernel: OnKernel | None = None
-    registered: bool = False
-
-
-_now = _State()  # changed, never replaced: an answer that replaces parts of a module of ours gets no verdict
+# Changed, never replaced: an answer that replaces parts of a module of ours gets no verdict.
+_now = types.SimpleNamespace(on_kernel=None)
 
 
 def run_on_cpu(on_kernel: OnKernel | None) -> None:
@@ -38,11 +33,11 @@ def run_on_cpu(on_kernel: OnKernel | None) -> None:
     come as the last line of a JaxRuntimeError. A kernel that was built for JAX's own GPU simulator runs in that.
     """
     _now.on_kernel = on_kernel
-    if not _now.registered and on_kernel is not None:
-        _now.registered = True
+    if on_kernel is not None:
         _register()
 
 
+@functools.cache
 def _register() -> None:
     from jax._src.interpreters.mlir import _lowerings
     from jax._src.pallas.mpmd import mpmd_map_p as primitive
@@ -84,9 +79,9 @@ def _described(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> K
 
 
 def _run(kernel: Kernel, *arrays: Any) -> list[np.ndarray]:
-    assert _now.on_kernel is not None, "see _is_ours"
     with _said(kernel.name):
-        return _now.on_kernel(dataclasses.replace(kernel, arrays=[np.asarray(x) for x in arrays]))
+        outputs: list[np.ndarray] = _now.on_kernel(dataclasses.replace(kernel, arrays=[np.asarray(x) for x in arrays]))
+        return outputs
 
 
 @contextlib.contextmanager

@@ -46,7 +46,9 @@ class Alloc:
 class View:
     """A Ref operand seen through `.at[...]`: the slot of the Ref, and of the numbers that say where.
 
-    at(ref_shape, dtype, numbers, out_of_bounds, clips) is the Place; the same numbers give the same Place.
+    at(ref_shape, dtype, numbers, out_of_bounds, clips) is the Place; the same numbers give the same Place. tiling: the
+    shape of the tiles that the Ref is made of, and their swizzle in bytes, where it has any. transposed: whether it is
+    seen with its dimensions exchanged.
     """
 
     def __init__(self, ref: int, tree: Any, leaves: Sequence[int]):
@@ -58,6 +60,9 @@ class View:
         self.peer = next((t.dims for t in first if _is(t, "ClusterRefTransform")), None)
         if any(_is(t, "PeerMemRef") for t in first):
             raise Beyond("a Ref of another device")
+        tile = next((tuple(t.tiling) for t in first if _is(t, "UntilingTransform")), None)
+        self.tiling = tile, next((int(t.swizzle) for t in first if _is(t, "UnswizzleRef")), None)
+        self.transposed = any(_is(t, "TransposeTransform") for t in first)
 
     def _transforms(self, numbers: Sequence[Any]) -> list[Any]:
         return self._unflattened(numbers) if self.leaves else self._first
@@ -71,18 +76,6 @@ class View:
         """Which CTA of the cluster a Ref belongs to that is not one's own: {axis: index}."""
         t = next(t for t in self._transforms(numbers) if _is(t, "ClusterRefTransform"))
         return {axis: int(np.asarray(i)) for axis, i in zip(t.dims, t.idxs, strict=True)}
-
-    @functools.cached_property
-    def tiling(self) -> tuple[tuple[int, ...] | None, int | None]:
-        """The shape of the tiles that the Ref is made of, and their swizzle in bytes, where it has any."""
-        seen = self._first
-        tile = next((tuple(t.tiling) for t in seen if _is(t, "UntilingTransform")), None)
-        return tile, next((int(t.swizzle) for t in seen if _is(t, "UnswizzleRef")), None)
-
-    @functools.cached_property
-    def transposed(self) -> bool:
-        """Whether it is seen with its dimensions exchanged."""
-        return any(_is(t, "TransposeTransform") for t in self._first)
 
     def at(
         self, shape: tuple[int, ...], dtype: np.dtype, numbers: Sequence[Any], out_of_bounds: OutOfBounds, clips: bool
@@ -143,12 +136,10 @@ class Instr:
     @functools.cached_property
     def line(self) -> SourceLine | None:
         """The reader's line."""
-        return asked_line_of(each.eqn for each in self._outwards())
-
-    def _outwards(self) -> "Iterator[Instr]":
-        yield self
-        if self.around is not None:
-            yield from self.around._outwards()
+        chain = [self]
+        while chain[-1].around is not None:
+            chain.append(chain[-1].around)
+        return asked_line_of(each.eqn for each in chain)
 
     def evaluate(self, values: Sequence[Any]) -> list[Any]:
         """Array arithmetic in NumPy."""

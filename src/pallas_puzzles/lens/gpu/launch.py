@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import heapq
 import itertools
 import math
@@ -52,7 +51,7 @@ class Launch(Engines):
         counts.smem_bytes = _held_smem(kernel.program)
         note_layouts(kernel.program)
         self.threads: list[Thread] = []  # that have not ended
-        self.launched = self.ctas = self.steps = 0
+        self.ctas = self.steps = 0
         self.stuck: list[Wait] = []  # when nobody can go on: one for each barrier and line
         self.most_steps = math.inf
         self.ended: list[str] = []
@@ -92,9 +91,7 @@ class Launch(Engines):
                 break
 
     def _start(self) -> None:
-        kernel, number = self.kernel, self.launched
-        cluster = Cluster(number, self.pending.popleft(), start=heapq.heappop(self.free))
-        self.launched += 1
+        kernel, cluster = self.kernel, Cluster(self.pending.popleft(), start=heapq.heappop(self.free))
         for inner in _indices(kernel.cluster):
             index = {**cluster.index, **inner}
             at = tuple(index.values())
@@ -178,22 +175,15 @@ class Launch(Engines):
 
 
 def _waiter(t: Thread, wait: Wait, candidates: "dict[int, list[SourceLine]]", alike: int) -> Waiter:
-    what, number, lines = wait.what, wait.number, tuple(candidates.get(id(wait.what.alloc), ()))
+    what, here = wait.what, (t.name, wait.line)
+    more: dict[str, Any] = {"needed": wait.number, "round": -1}
+    if isinstance(what, Slot):
+        more = {"needed": what.needed, "round": wait.number, "parts": what.parts, "spare": tuple(_spare(what, t.cta))}
+        more["came"] = _listed(what.arrived - what.earlier)
+        more["waited"] = _listed(what.waits - collections.Counter([here]))
+    lines = tuple(candidates.get(id(what.alloc), ()))
     arrived = _listed(what.arrived)
-    waiter = Waiter(
-        t.name, wait.line, what.name, what.count, number, -1, arrived=arrived, candidates=lines, alike=alike
-    )
-    if not isinstance(what, Slot):
-        return waiter
-    return dataclasses.replace(
-        waiter,
-        needed=what.needed,
-        round=number,
-        parts=what.parts,
-        came=_listed(what.arrived - what.earlier),
-        waited=_listed(what.waits - collections.Counter({(t.name, wait.line): 1})),
-        spare=tuple(_spare(what, t.cta)),
-    )
+    return Waiter(*here, what.name, what.count, arrived=arrived, candidates=lines, alike=alike, **more)
 
 
 def _listed(arrivals: Arrivals) -> tuple[tuple[str, SourceLine | None, int], ...]:

@@ -153,7 +153,7 @@ class Control(Core):
 
     def go_run_state(self, t: Thread, instr: Instr, env: Env) -> Going:
         values = iter([env[i] for i in instr.ins])
-        cells = []
+        cells: list[Any] = []
         for alloc, given in zip(instr.p["cells"], instr.p["given"], strict=True):
             value = next(values) if given else None
             cells.append(value if alloc is None else Buffer(alloc.name, alloc.shape, alloc.dtype, "regs", value))

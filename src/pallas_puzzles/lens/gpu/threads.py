@@ -19,12 +19,11 @@ _Store = tuple[int, Callable[[], None], float, float, Instr, Any]
 
 @dataclasses.dataclass(eq=False)
 class Cluster:
-    """CTAs that run at the same time. number: in the order of launching; ctas: by their place in the cluster.
+    """CTAs that run at the same time, by their place in the cluster.
 
     claimed: which clusters its tries to cancel have brought, in order; None where there was none left.
     """
 
-    number: int
     index: dict[Any, int]
     ctas: "dict[tuple[int, ...], Cta]" = dataclasses.field(default_factory=dict)
     claimed: list[dict[Any, int] | None] = dataclasses.field(default_factory=list)
