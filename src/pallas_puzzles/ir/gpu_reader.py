@@ -120,10 +120,6 @@ def _barrier(p: Any, ins: Any, eqn: Any) -> Known:
     return {**_views(p, ["barrier"], ins, tree), "axes": _flat(p.get("collective_axis"))}
 
 
-def _wgmma(p: Any, ins: Any, eqn: Any) -> Known:
-    return _views(p, ["acc", "a", "b"], ins)
-
-
 def _tcgen05(p: Any, ins: Any, eqn: Any) -> Known:
     if p.get("scaled") or p.get("sparse"):
         raise Beyond("tcgen05_mma with scales or sparsity")
@@ -270,10 +266,6 @@ def _semaphore(p: Any, ins: Any, eqn: Any) -> Known:
     return {"barrier": View(ref, tree, leaves), **dict(zip(["amount", "decrement"], rest, strict=False))}
 
 
-def _cancel(p: Any, ins: Any, eqn: Any) -> Known:
-    return _views(p, ["result", "barrier"], ins)
-
-
 def _query(p: Any, ins: Any, eqn: Any) -> Known:
     return {**_views(p, ["result"], ins, "transforms_tree"), "names": tuple(p["grid_names"])}
 
@@ -281,6 +273,10 @@ def _query(p: Any, ins: Any, eqn: Any) -> Known:
 def _same(p: Any, ins: Any, eqn: Any) -> Known:
     layout = p.get("new_layout")
     return {} if layout is None else {"layout": getattr(layout, "name", str(layout))}
+
+
+def _refs(*names: str) -> Callable[..., Known]:
+    return lambda p, ins, eqn: _views(p, names, ins)
 
 
 def _with(*names: str) -> Callable[..., Known]:
@@ -308,7 +304,7 @@ _BUILDERS: dict[str, tuple[str, Callable[..., Known]]] = {  # primitive -> kind 
     "barrier_test": ("test", _barrier),
     "tcgen05_commit_arrive": ("tcgen05_arrive", _barrier),
     "tcgen05_mma": ("tcgen05", _tcgen05),
-    "wgmma_ref": ("wgmma", _wgmma),
+    "wgmma_ref": ("wgmma", _refs("acc", "a", "b")),
     "wgmma_wait": ("wgmma_wait", _with("n")),
     "wgmma_accumulator_deref": ("acc_read", _with("wait_n")),
     "wgmma_accumulator_store": ("acc_write", _with()),
@@ -322,6 +318,6 @@ _BUILDERS: dict[str, tuple[str, Callable[..., Known]]] = {  # primitive -> kind 
     "semaphore_signal": ("signal", _semaphore),
     "semaphore_wait": ("sem_wait", _semaphore),
     "semaphore_read": ("sem_read", _semaphore),
-    "try_cluster_cancel": ("cancel", _cancel),
+    "try_cluster_cancel": ("cancel", _refs("result", "barrier")),
     "query_cluster_cancel": ("query", _query),
 }

@@ -107,14 +107,16 @@ class Core:
             return
         for number in buffer.writers_of(place):
             if number == NEVER:
-                missing = buffer.never_written(place)
-                what = {"count": missing, "total": int(np.prod(place.shape, dtype=int))}
-                self.finding("unwritten", buffer, t, access.instr, access.verb, **what)
+                missing = int(np.count_nonzero(place.get(buffer.writer, marks=True) == NEVER))
+                total = int(np.prod(place.shape, dtype=int))
+                self.finding("unwritten", buffer, t, access.instr, access.verb, count=missing, total=total)
                 continue
             before = buffer.writes[number]
             if before is not None:
                 self._in_order(buffer, before, t, access, written=True)
-        buffer.note_read(self.region(buffer, place), access)
+        if not buffer.read_only:
+            region = self.region(buffer, place)
+            buffer.reads[region, access.agent, access.verb] = region, access
 
     def writes(self, buffer: Buffer, place: Place, t: Thread, access: Access) -> None:
         """Notes a write, and what it collides with."""
@@ -125,7 +127,7 @@ class Core:
             before = buffer.writes[number] if number > 0 else None
             if before is not None:
                 self._in_order(buffer, before, t, access, written=True, place=place)
-        read = buffer.overlapping_reads(region)
+        read = [before for theirs, before in buffer.reads.values() if theirs.meets(region)]
         for before in read:
             self._in_order(buffer, before, t, access, written=False)
         if access.engine == "copy":

@@ -52,10 +52,6 @@ class Knowledge:
     def copy(self) -> "Knowledge":
         return Knowledge(dict(self.clock), dict(self.fenced), dict(self.tensor))
 
-    def fence_tensor(self) -> None:
-        """tcgen05.fence::before_thread_sync."""
-        self.tensor = {agent: time for agent, time in self.clock.items() if agent < 0}
-
     def knows(self, access: Any) -> bool:
         """Whether an access (memory.Access) is among what has happened before."""
         return bool(access.time <= self.clock.get(access.agent, 0))

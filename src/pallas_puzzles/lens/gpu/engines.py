@@ -314,7 +314,8 @@ class Engines(Control):
         self.loaded[t.loading].append((t.tmem, t.agent, t.epoch))
 
     def do_fence_tensor(self, t: Thread, instr: Instr, env: Env) -> None:
-        t.knowledge.fence_tensor()
+        """tcgen05.fence::before_thread_sync."""
+        t.knowledge.tensor = {agent: time for agent, time in t.knowledge.clock.items() if agent < 0}
 
     def do_commit_tmem(self, t: Thread, instr: Instr, env: Env) -> None:
         t.knowledge.clock[t.filling] = t.tmem

@@ -215,7 +215,8 @@ class Control(Core):
         return conflicts
 
     def do_commit_smem(self, t: Thread, instr: Instr, env: Env) -> None:
-        t.fence()
+        """The async proxy sees all that the thread knows of."""
+        t.knowledge.fenced = t.tell().clock
 
     # -- barriers
 

@@ -73,13 +73,6 @@ class Buffer:
         first = marks.flat[0]
         return [int(first)] if (marks == first).all() else [int(w) for w in np.unique(marks)]
 
-    def never_written(self, place: Place) -> int:
-        return int(np.count_nonzero(np.asarray(place.get(self.writer, marks=True)) == NEVER))
-
-    def note_read(self, region: Region, access: Access) -> None:
-        if not self.read_only:
-            self.reads[region, access.agent, access.verb] = (region, access)
-
     def note_write(self, place: Place, region: Region, access: Access) -> None:
         if not self.writer.flags.writeable:
             self.writer = np.array(self.writer)
@@ -103,6 +96,3 @@ class Buffer:
         """Another Ref has been stored into where this one lies: what it held is gone."""
         self.writer.reshape(-1)[part] = NEVER
         self.values.reshape(-1)[part] = poison((), self.dtype)
-
-    def overlapping_reads(self, region: Region) -> list[Access]:
-        return [a for r, a in self.reads.values() if r.meets(region)]

@@ -96,17 +96,9 @@ class Thread:
     def tell(self) -> Knowledge:
         """What others learn from it now. What it does next is new to them."""
         told = self.knowledge.copy()
-        self._next()
-        return told
-
-    def fence(self) -> None:
-        """commit_smem: the async proxy sees all that it knows of."""
-        self.knowledge.fenced = dict(self.knowledge.clock)
-        self._next()
-
-    def _next(self) -> None:
         self.epoch += 1
         self.knowledge.clock[self.agent] = self.epoch
+        return told
 
 
 class Spawn:
