@@ -5,6 +5,10 @@ from collections.abc import Hashable
 from typing import Any
 
 
+class Hangs(Exception):
+    """Somebody waits for ever: nothing that a function does after that runs."""
+
+
 class Findings:
     """Findings, each `key` once, with how often it was seen."""
 

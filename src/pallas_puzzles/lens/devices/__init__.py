@@ -34,6 +34,7 @@ from ...ir.meshes import (
 )
 from ...ir.ops import Beyond
 from .. import machine as lens
+from ..findings import Hangs
 from ..machine import Trace
 from .findings import NOTES, Access, Finding, Waiter
 from .machine import left_over, run_on
@@ -67,10 +68,6 @@ class Run(lens.Run):
     @property
     def hangs(self) -> bool:
         return any(f.kind == "deadlock" for f in self.findings)
-
-
-class _Hangs(Exception):
-    """Devices that wait for ever: nothing after them runs."""
 
 
 class _OnDevice(Evaluator):
@@ -153,7 +150,7 @@ class _Meshes:
         self.traces += on[0].traces
         self.calls += on[0].calls
         if world.found.hangs:
-            raise _Hangs
+            raise Hangs
         left_over(world)
         outer.calls += on[0].calls
         outer.outside.update(on[0].outside)
@@ -196,7 +193,7 @@ def run(fn: Callable[..., Any], *args: Any, programs: Programs | None = None, **
 
     try:
         seen = capture(fn, *args, on_call=on_call, on_mesh=meshes.run, programs=programs, **kwargs)
-    except _Hangs:
+    except Hangs:
         seen = Capture(meshes.calls, None, [], [], "")
     found = [f for world in meshes.worlds for f in world.found.all()]
     made = Run(meshes.traces, seen.outputs, seen.outside, seen.from_kernel, seen.calls, seen.chip or lens.CHIP)

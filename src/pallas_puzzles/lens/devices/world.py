@@ -96,15 +96,16 @@ class World:
         threads = []
         for device in range(self.mesh.size):
             context = contextvars.copy_context()
-            thread = threading.Thread(target=context.run, args=(self._thread, body, device), daemon=True)
-            threads.append(thread)
-            thread.start()
+            threads.append(threading.Thread(target=context.run, args=(self._thread, body, device), daemon=True))
+            threads[-1].start()
         try:
             self._turns[0].release()
             while not self._over.wait(_LOOK_S):
                 pass
         finally:
-            self._stop()
+            self.dead = True
+            for turn in self._turns:
+                turn.release()
             for thread in threads:
                 thread.join()
         if self._errors:
@@ -125,11 +126,6 @@ class World:
             return
         self._queue.remove(device)
         self._next()
-
-    def _stop(self) -> None:
-        self.dead = True
-        for turn in self._turns:
-            turn.release()
 
     def _next(self) -> None:
         """Gives the turn to the next device that can go on."""

@@ -24,6 +24,7 @@ import numpy as np
 from ...ir.gpu import Kernel, capture_gpu
 from ...ir.ops import Beyond, garbage
 from .. import machine as lens
+from ..findings import Hangs
 from .findings import NOTES, Brought, Finding
 from .launch import Launch
 from .memory import Access
@@ -124,10 +125,6 @@ def _brought(launch: Launch, relaunch: Callable[[], Launch]) -> Brought:
     return found
 
 
-class _Hangs(Exception):
-    """A kernel that never ends: nothing after it runs."""
-
-
 def run(fn: Callable[..., Any], *args: Any, chip: str = "h100", sms: int | None = None, **kwargs: Any) -> Run:
     """Runs `fn(*args, **kwargs)` with every plgpu.kernel in the machine.
 
@@ -142,12 +139,12 @@ def run(fn: Callable[..., Any], *args: Any, chip: str = "h100", sms: int | None 
     def on_kernel(kernel: Kernel) -> list[np.ndarray]:
         calls.append(launched(kernel, chip, sms))
         if calls[-1].hangs:
-            raise _Hangs
+            raise Hangs
         return calls[-1].outputs
 
     try:
         seen = capture_gpu(fn, args, kwargs, on_kernel, (CHIPS[chip].kind, sms or CHIPS[chip].sms))
-    except _Hangs:
+    except Hangs:
         return Run([], None, [], [], calls, CHIPS[chip].kind)
     return Run([], seen.outputs, seen.outside, seen.from_kernel, calls, seen.chip)
 

@@ -28,10 +28,7 @@ def wavefronts(addresses: np.ndarray, width: int) -> int:
     """How many wavefronts accesses of `width` bytes a lane take. addresses: in bytes, (accesses, lanes)."""
     at_once = min(addresses.shape[1], _LANES * _WORD // max(width, _WORD))
     words = addresses.reshape(-1, at_once, 1) // _WORD + np.arange(max(1, width // _WORD))
-    total = 0
-    for group in words.reshape(len(words), -1):
-        total += int(np.bincount(np.unique(group) % _BANKS).max())
-    return total
+    return sum(int(np.bincount(np.unique(group) % _BANKS).max()) for group in words.reshape(len(words), -1))
 
 
 def _address(

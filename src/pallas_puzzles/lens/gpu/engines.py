@@ -337,7 +337,6 @@ class _Operand:
 def _split(shape: tuple[int, ...], n: int, which: int, axis: int) -> tuple[slice, ...]:
     """The part of one of n CTAs along an axis."""
     size = -(-shape[axis] // n)
-    return tuple(
-        slice(which * size, min((which + 1) * size, length)) if d == axis else slice(0, length)
-        for d, length in enumerate(shape)
-    )
+    key = [slice(0, length) for length in shape]
+    key[axis] = slice(which * size, min((which + 1) * size, shape[axis]))
+    return tuple(key)

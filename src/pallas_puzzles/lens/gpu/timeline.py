@@ -158,8 +158,6 @@ _Stretch = tuple[float, float, str, Line, Line]  # start, end, and the rest as i
 class Engine:
     """A part of an SM that does one thing after another."""
 
-    __slots__ = ("busy", "free")
-
     def __init__(self) -> None:
         self.free = self.busy = 0.0
 
@@ -190,8 +188,6 @@ class TensorCores(Engine):
     """The tensor cores of an SM. A warpgroup's products are done in order. Warpgroups that have some at the same time
     take turns, an instruction each: nothing but their own barriers makes one of them go first."""
 
-    __slots__ = ("last", "queues")
-
     def __init__(self) -> None:
         super().__init__()
         self.queues: dict[Any, collections.deque[Product]] = {}
@@ -206,9 +202,7 @@ class TensorCores(Engine):
 
     def advance(self, until: float) -> None:
         """Does the instructions that start before a time."""
-        while (found := self._next({w: q[0].issued for w, q in self.queues.items() if q}, self.free, self.last)) and (
-            found[1] < until
-        ):
+        while (found := self._next()) and found[1] < until:
             self.last, start = found
             product = self.queues[self.last][0]
             self.free = start + product.cycles
@@ -234,15 +228,14 @@ class TensorCores(Engine):
         tried.advance(math.inf)
         return copies[id(product)].end
 
-    @staticmethod
-    def _next(issued: dict[Any, float], free: float, last: Any) -> tuple[Any, float] | None:
+    def _next(self) -> tuple[Any, float] | None:
         """(whose instruction is next, when it starts): the next one after `last`, of those that are there first."""
+        issued = {who: queue[0].issued for who, queue in self.queues.items() if queue}
         if not issued:
             return None
-        start = max(free, min(issued.values()))
+        start, order = max(self.free, min(issued.values())), list(issued)
         there = [w for w in issued if issued[w] <= start]
-        order = list(issued)
-        turn = order.index(last) + 1 if last in issued else 0
+        turn = order.index(self.last) + 1 if self.last in issued else 0
         return min(there, key=lambda w: (order.index(w) - turn) % len(order)), start
 
 
