@@ -236,9 +236,7 @@ def _run_state(p: Any, ins: Any, eqn: Any) -> Known:
 
 
 def _scan(p: Any, ins: Any, eqn: Any) -> Known:
-    outs = [(tuple(v.aval.shape), np_dtype(v.aval)) if hasattr(v.aval, "shape") else None for v in eqn.outvars]
-    programs = [read_program(p["jaxpr"])]
-    return {"programs": programs, "length": p["length"], "reverse": p["reverse"], "results": outs}
+    return {"programs": [read_program(p["jaxpr"])], "length": p["length"]}
 
 
 def _while(p: Any, ins: Any, eqn: Any) -> Known:

@@ -526,13 +526,28 @@ def scan_groups(eqn: Any, values: Sequence[Any]) -> list[list[Any]]:
 def run_scan(eqn: Any, values: Sequence[Any], body: Callable[[list[Any]], list[Any]]) -> list[Any]:
     """A scan equation, one Python iteration at a time."""
     consts, carry, xs = scan_groups(eqn, values)
-    turns: list[list[Any]] = [[]] * eqn.params["length"]
-    for i in reversed(range(len(turns))) if eqn.params["reverse"] else range(len(turns)):
+    stacked = []
+    for i in scan_order(eqn):
         out = body([*consts, *carry, *[np.asarray(x)[i] for x in xs]])
-        carry, turns[i] = out[: len(carry)], out[len(carry) :]
-    if not turns:
-        return [*carry, *(np.zeros(v.aval.shape, np_dtype(v.aval)) for v in eqn.outvars[len(carry) :])]
-    return [*carry, *(np.stack([*map(np.asarray, column)]) for column in zip(*turns, strict=True))]
+        carry = out[: len(carry)]
+        stacked.append(out[len(carry) :])
+    return scan_results(eqn, carry, stacked)
+
+
+def scan_order(eqn: Any) -> range:
+    """The numbers of what a scan goes over, as it comes to them."""
+    return range(eqn.params["length"])[:: -1 if eqn.params["reverse"] else 1]
+
+
+def scan_results(eqn: Any, carry: list[Any], stacked: list[list[Any]]) -> list[Any]:
+    """What a scan returns. stacked: what each iteration gives beside the carry, in their order."""
+    if eqn.params["reverse"]:
+        stacked.reverse()
+    if not stacked:
+        ys = [np.zeros(v.aval.shape, np_dtype(v.aval)) for v in eqn.outvars[len(carry) :]]
+    else:
+        ys = [np.stack([np.asarray(y) for y in column]) for column in zip(*stacked, strict=True)]
+    return [*carry, *ys]
 
 
 def run_while(eqn: Any, values: Sequence[Any], run: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:

@@ -12,6 +12,7 @@ Each device runs on its own until it waits. What orders accesses is followed by 
 taken to say more than it does, see world.py. Where that depends on what comes later, everything runs once more.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ from ...ir.ops import Beyond
 from .. import machine as lens
 from ..findings import Hangs
 from ..machine import Trace
-from .findings import NOTES, Access, Finding, Waiter
+from .findings import NOTES, Finding, Waiter
 from .machine import left_over, run_on
 from .timeline import Counts, Event, Transfer
 from .world import Key, World
@@ -158,8 +159,8 @@ class _Meshes:
         for number, cuts in enumerate(of.outs):
             whole, apart = joined([each.results[number] for each in on], cuts, of.mesh)
             if apart is not None:
-                access = Access(of.mesh.name(apart), "returns", line_of(eqn))
-                world.found.add(Finding("unequal", f"result {number}", of.mesh.name(0), access))
+                one, other, line = of.mesh.name(0), of.mesh.name(apart), line_of(eqn)
+                world.finding("unequal", f"result {number}", one, other, "returns", line)
             outputs.append(whole)
             self.joins.append((whole, cuts, of.mesh))
             if id(on[0].results[number]) in on[0].made:
@@ -208,9 +209,8 @@ def run(fn: Callable[..., Any], *args: Any, programs: Programs | None = None, **
 
 def _together(each: list[Counts]) -> Counts:
     """What several shard_maps cost, one after the other."""
-    names = "ici_bytes bytes_hops link_bytes exposed_ici_bytes copies signals waited ticks".split()
-    sums = {name: sum(getattr(c, name) for c in each) for name in names}
-    return Counts(devices=max((c.devices for c in each), default=1), **sums)
+    sums = {field.name: sum(getattr(c, field.name) for c in each) for field in dataclasses.fields(Counts)}
+    return Counts(**{**sums, "devices": max((c.devices for c in each), default=1)})
 
 
 __all__ = ["Counts", "Event", "Finding", "Run", "Transfer", "run"]

@@ -124,9 +124,8 @@ class Device(Machine):
         found = mesh.device(at)
         if found is None:
             there = tuple(at.values())
-            access = Access(self.who, "addresses", self._line(eqn))
-            shown = str(there[0] if len(there) == 1 else there)
-            self.world.found.add(Finding("no-device", f"device {shown}", self.who, access))
+            shown = f"device {there[0] if len(there) == 1 else there}"
+            self.world.finding("no-device", shown, self.who, self.who, "addresses", self._line(eqn))
             found = mesh.device({name: i % mesh.axes[name] for name, i in at.items()})
             assert found is not None, "each index is within its axis"
         return found
@@ -138,8 +137,7 @@ class Device(Machine):
         key, world, line = (target, self.number), self.world, self._line(eqn)
         began = self.world.entered.get(key)
         if began is None or world.clock[self.device].devices[target] < began:
-            access = Access(self.who, "copies into", line)
-            world.found.add(Finding("not-entered", ref.name, world.mesh.name(target), access))
+            world.finding("not-entered", ref.name, world.mesh.name(target), self.who, "copies into", line)
         if began is None:
             what = f"{world.mesh.name(target)} to enter the kernel"
             world.wait(self.device, lambda: key in world.entered, lambda: Waiter(self.who, line, what, 0, 1))
@@ -201,8 +199,7 @@ class Device(Machine):
         if not np.all(copy.known):
             name = region_of(copy.reads, copy.src.shape).named(copy.src.name)
             count = int(copy.value.size - np.count_nonzero(np.broadcast_to(copy.known, copy.value.shape)))
-            access = Access(self.who, "sends", line_of(copy.eqn))
-            self.world.found.add(Finding("unwritten", name, self.who, access, count=count))
+            self.world.finding("unwritten", name, self.who, self.who, "sends", line_of(copy.eqn), count=count)
 
     def _is_traffic(self, copy: Transfer) -> bool:
         return copy.src.space != copy.dst.space and super()._is_traffic(copy)
@@ -264,13 +261,11 @@ def left_over(world: World) -> None:
     for key, semaphore in world.semaphores.items():
         where = world.mesh.name(key[0])
         if semaphore.due:
-            first = semaphore.due[0]
-            access = Access(first.who, "is on its way", first.line)
-            world.found.add(Finding("unwaited", semaphore.name, where, access, count=len(semaphore.due)))
+            first, count = semaphore.due[0], len(semaphore.due)
+            world.finding("unwaited", semaphore.name, where, first.who, "is on its way", first.line, count=count)
         elif semaphore.count:
             who, line = next(reversed(semaphore.sources), (where, None))
-            access = Access(who, "signals", line)
-            world.found.add(Finding("left-over", semaphore.name, where, access, count=semaphore.count))
+            world.finding("left-over", semaphore.name, where, who, "signals", line, count=semaphore.count)
     for buffer, history in world.histories.items():
         for access, region in history.unread() if buffer.role == "scratch" else ():
             world.found.add(Finding("unread", region.named(buffer.name), world.home(buffer), access))

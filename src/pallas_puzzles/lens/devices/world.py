@@ -151,9 +151,12 @@ class World:
     def _deadlock(self) -> None:
         waiters = tuple(self._waiting[device][1]() for device in sorted(self._queue))
         ended = tuple(self.mesh.name(d) for d in range(self.mesh.size) if d not in self._queue)
-        first = waiters[0]
-        access = Access(first.device, "waits", first.line)
-        self.found.add(Finding("deadlock", first.what, first.device, access, waiters=waiters, ended=ended))
+        one = waiters[0]
+        self.finding("deadlock", one.what, one.device, one.device, "waits", one.line, waiters=waiters, ended=ended)
+
+    def finding(self, kind: str, ref: str, device: str, who: str, verb: str, line: Any, **more: Any) -> None:
+        """who, verb, line: of the access that is wrong."""
+        self.found.add(Finding(kind, ref, device, Access(who, verb, line), **more))
 
     # -- clocks
 

@@ -1,6 +1,7 @@
 """Refs, who reads and writes them, and whether anything orders that: what the rules of the machine share."""
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,20 +18,26 @@ from .barriers import Several, Slot
 from .findings import Finding
 from .memory import NEVER, Access, Buffer
 from .threads import Cta, Thread
-from .timeline import CTAS_DRAWN, Event, Timeline
+from .timeline import CTAS_DRAWN, Chip, Event, Timeline
 
 Env = list[Any]
+
+
+def indices(sizes: dict[Any, int]) -> Iterator[dict[Any, int]]:
+    """Each place along these axes."""
+    for at in itertools.product(*(range(n) for n in sizes.values())):
+        yield dict(zip(sizes, at, strict=True))
 
 
 class Core:
     """What the rules share: Refs, orders between accesses, findings."""
 
-    kernel: Kernel
-    found: Findings
-    timeline: Timeline
     scope: Callable[[Cta, Any], list[Any]]
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel, chip: Chip) -> None:
+        self.kernel, self.found, self.timeline = kernel, Findings(), Timeline(chip)
+        self.pending = collections.deque(indices(kernel.grid))  # clusters that have not started
+        self.semaphores: dict[Any, Several] = {}
         self._regions: dict[int, tuple[Place, Region]] = {}
         # Waits of threads for their loads from TMEM, by the agent of these: (how many, agent and epoch of the thread).
         self.loaded: dict[int, list[tuple[int, int, int]]] = collections.defaultdict(list)

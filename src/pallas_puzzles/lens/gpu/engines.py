@@ -237,6 +237,16 @@ class Engines(Control):
         acc.values = np.array(value)
         return [value] * len(instr.outs)  # JAX gives the store a result, which is of no use
 
+    def go_run_state(self, t: Thread, instr: Instr, env: Env) -> Going:
+        values = iter([env[i] for i in instr.ins])
+        cells: list[Any] = []
+        for alloc, given in zip(instr.p["cells"], instr.p["given"], strict=True):
+            value = next(values) if given else None
+            cells.append(value if alloc is None else Buffer(alloc.name, alloc.shape, alloc.dtype, "regs", value))
+        yield from self.run(instr.p["programs"][0], cells, t)
+        yield from self.finish_products(t, instr, 0)
+        return [c if alloc is None else c.values for c, alloc in zip(cells, instr.p["cells"], strict=True)]
+
     def do_mma(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
         acc, a, b = (np.asarray(env[i]) for i in instr.ins)
         self._multiply(t, instr, "mma", 2 * acc.size * a.shape[-1], bits_of(a.dtype))

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import heapq
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -15,14 +14,14 @@ from ...ir.effort import READ, spend
 from ...ir.gpu import Kernel
 from ...ir.gpu_program import Program
 from ...ir.ops import Beyond
-from ..findings import Findings
+from .accesses import indices
 from .banks import inside, note_layouts
 from .barriers import NAMED, Arrivals, Several, Slot, Wait
 from .engines import Engines
 from .findings import Finding, Waiter
 from .memory import NEVER, Buffer
 from .threads import Cluster, Cta, Spawn, Thread
-from .timeline import Chip, Timeline
+from .timeline import Chip
 
 MOST_CTAS = 1 << 16
 
@@ -31,17 +30,13 @@ class Launch(Engines):
     """One launch of a kernel. sms: how many CTAs can run at the same time."""
 
     def __init__(self, kernel: Kernel, chip: Chip, sms: int):
-        super().__init__()
-        self.kernel, self.sms = kernel, sms
-        self.found, self.timeline = Findings(), Timeline(chip)
-        self.semaphores: dict[Any, Several] = {}
+        super().__init__(kernel, chip)
         given = [(name, np.asarray(a)) for (name, *_), a in zip(kernel.inputs, kernel.arrays, strict=True)]
         self.inputs = [Buffer(name, a.shape, a.dtype, "gmem", a) for name, a in given]
         self.outputs = [Buffer(n, shape, dtype, "gmem") for n, shape, dtype in kernel.outputs]
         for i, o in kernel.aliases.items():
             self.outputs[o] = self.inputs[i]
             self.inputs[i].read_only = False
-        self.pending = collections.deque(_indices(kernel.grid))
         size = math.prod(kernel.cluster.values())
         if len(self.pending) * size > MOST_CTAS:
             raise Beyond(f"a grid of more than {MOST_CTAS} CTAs")
@@ -92,7 +87,7 @@ class Launch(Engines):
 
     def _start(self) -> None:
         kernel, cluster = self.kernel, Cluster(self.pending.popleft(), start=heapq.heappop(self.free))
-        for inner in _indices(kernel.cluster):
+        for inner in indices(kernel.cluster):
             index = {**cluster.index, **inner}
             at = tuple(index.values())
             name = f"CTA {at if len(at) != 1 else at[0]}" if at else ""
@@ -209,11 +204,6 @@ def _held_smem(program: Program) -> int:
         for instr in program.instrs
     )
     return max(each, default=0)
-
-
-def _indices(sizes: dict[Any, int]) -> Iterator[dict[Any, int]]:
-    for at in itertools.product(*(range(n) for n in sizes.values())):
-        yield dict(zip(sizes, at, strict=True))
 
 
 _ARRIVES = {"arrive", "arrive_wait", "load_tma", "tcgen05", "tcgen05_arrive", "cancel", "signal"}

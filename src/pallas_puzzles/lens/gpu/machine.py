@@ -4,15 +4,14 @@ A thread is a generator: it yields why it cannot go on, and None where others ma
 lands as late as their waits allow, so that a missing wait shows in the values, the same way in every run.
 """
 
-import collections
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...ir.gpu_program import Alloc, Instr, Program, View
-from ...ir.ops import Beyond, bits_of, scan_groups
+from ...ir.ops import Beyond, bits_of, scan_groups, scan_order, scan_results
 from ...ir.places import Place
 from .accesses import Core, Env
 from .banks import of_warps
@@ -92,19 +91,13 @@ class Control(Core):
 
     def go_scan(self, t: Thread, instr: Instr, env: Env) -> Going:
         consts, carry, xs = scan_groups(instr.eqn, [env[i] for i in instr.ins])
-        length, n = instr.p["length"], len(carry)
-        columns: list[list[Any]] = []
-        for i in range(length - 1, -1, -1) if instr.p["reverse"] else range(length):
+        stacked, n = [], len(carry)
+        for i in scan_order(instr.eqn):
             values = [*consts, *carry, *(np.asarray(x)[i] for x in xs)]
             out = yield from self.run(instr.p["programs"][0], values, t)
             carry = out[:n]
-            columns.append(out[n:])
-        if instr.p["reverse"]:
-            columns.reverse()
-        ys = [np.stack([np.asarray(y) for y in column]) for column in zip(*columns, strict=True)]
-        if not columns:
-            ys = [np.zeros(*kind) for kind in instr.p["results"][n:]]
-        return [*carry, *ys]
+            stacked.append(out[n:])
+        return scan_results(instr.eqn, carry, stacked)
 
     def go_warps(self, t: Thread, instr: Instr, env: Env) -> Waiting:
         values = [env[i] for i in instr.ins]
@@ -148,20 +141,6 @@ class Control(Core):
             return self.semaphores.setdefault((key[0], number), made)
         zeros = np.zeros(alloc.shape, alloc.dtype) if alloc.kind == "acc" else None
         return Buffer(alloc.name, alloc.shape, alloc.dtype, alloc.space, zeros)
-
-    semaphores: dict[Any, Several]
-
-    def go_run_state(self, t: Thread, instr: Instr, env: Env) -> Going:
-        values = iter([env[i] for i in instr.ins])
-        cells: list[Any] = []
-        for alloc, given in zip(instr.p["cells"], instr.p["given"], strict=True):
-            value = next(values) if given else None
-            cells.append(value if alloc is None else Buffer(alloc.name, alloc.shape, alloc.dtype, "regs", value))
-        yield from self.run(instr.p["programs"][0], cells, t)
-        yield from self.finish_products(t, instr, 0)
-        return [c if alloc is None else c.values for c, alloc in zip(cells, instr.p["cells"], strict=True)]
-
-    finish_products: Callable[[Thread, Instr | None, int], Waiting]
 
     # -- loads and stores
 
@@ -317,8 +296,6 @@ class Control(Core):
         return [np.int32(semaphore.count)]
 
     # -- work that is taken over from clusters that have not started
-
-    pending: collections.deque[dict[Any, int]]  # clusters that have not started
 
     def do_cancel(self, t: Thread, instr: Instr, env: Env) -> None:
         buffer, place = self.place(t, instr, instr.p["result"], env, "asks into")
