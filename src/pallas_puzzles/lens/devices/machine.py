@@ -206,11 +206,13 @@ class Device(Machine):
 
     def _do_dma_wait(self, eqn: Any, values: list[Any]) -> None:
         _, dst, sem = jax.tree.unflatten(eqn.params["tree"], values)[:3]
-        nbytes = self._nbytes(dst, eqn)
-        if nbytes:
-            key, name = self._address(self.device, sem, eqn)
-            amount, unit = (nbytes, "bytes") if self._counts_bytes(eqn, 2) else (1, "")
-            self.world.take(key, amount, self._line(eqn), name, unit)
+        if nbytes := self._nbytes(dst, eqn):
+            counts = self._counts_bytes(eqn, 2)
+            self._wait(sem, (), nbytes if counts else 1, eqn, dma=counts)
+
+    def _wait(self, sem: Any, transforms: Any, needed: int, eqn: Any, *, dma: bool, take: bool = True) -> None:
+        key, name = self._address(self.device, sem, eqn, transforms)
+        self.world.take(key, needed, self._line(eqn), name, "bytes" if dma else "", take)
 
     # -- signals
 
@@ -229,12 +231,6 @@ class Device(Machine):
         n, now = int(np.asarray(amount)), world.timeline.now[self.device]
         arrival = Arrival(event, n, clock, self.who, self._line(eqn), now)
         world.arrive(key, arrival, name)
-
-    def _do_semaphore_wait(self, eqn: Any, values: list[Any]) -> None:
-        ref, transforms, amount, decrement = jax.tree.unflatten(eqn.params["args_tree"], values)[:4]
-        take = decrement is None or bool(np.asarray(decrement).all())
-        key, name = self._address(self.device, ref, eqn, transforms)
-        self.world.take(key, int(np.asarray(amount)), self._line(eqn), name, take=take)
 
     def _do_semaphore_read(self, eqn: Any, values: list[Any]) -> Any:
         """What a semaphore holds: what is on its way arrives, and others go first, so that a loop of reads ends."""

@@ -225,21 +225,24 @@ class Core:
             if cta.number < CTAS_DRAWN:
                 self.timeline.uses.append(Event(cta.number, name, kind, start, end))
 
-    def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> list[Slot]:
-        """The barrier that a view is of, in each of these CTAs."""
-        barrier, at = env[view.ref], self.number_of(env[view.ref], view, env, t)
-        own = self._of_peer(barrier, t, view, env)
-        return [(own if cta is t.cta else self.in_cta(barrier, cta, t.cta)).slots[at] for cta in ctas]
+    def slot(self, t: Thread, instr: Instr, env: Env) -> Any:
+        """The barrier or semaphore that an instruction is about."""
+        return self.slots(t, instr.p["barrier"], env, [t.cta])[0]
 
-    def number_of(self, ref: Several, view: View, env: Env, t: Thread) -> tuple[int, ...]:
-        """Which barrier or semaphore a view is of."""
+    def slots(self, t: Thread, view: View, env: Env, ctas: Sequence[Cta]) -> list[Slot]:
+        """The barrier or semaphore that a view is of, in each of these CTAs."""
+        barrier = env[view.ref]
+        if not isinstance(barrier, Several):
+            raise Beyond("a semaphore that is handed to a kernel")
 
         def out_of_bounds(first: int, last: int, size: int) -> None:
-            self.finding("bounds", ref, t, None, "waits for", detail=(first, last, size))
+            self.finding("bounds", barrier, t, None, "waits for", detail=(first, last, size))
 
-        numbers = [env[i] for i in view.leaves]
-        place = view.at(ref.alloc.shape, np.dtype(np.int32), numbers, out_of_bounds, False)
-        return tuple(each.start for each in region_of(place, ref.alloc.shape).box)
+        shape, numbers = barrier.alloc.shape, [env[i] for i in view.leaves]
+        place = view.at(shape, np.dtype(np.int32), numbers, out_of_bounds, False)
+        at = tuple(each.start for each in region_of(place, shape).box)
+        own = self._of_peer(barrier, t, view, env)
+        return [(own if cta is t.cta else self.in_cta(barrier, cta, t.cta)).slots[at] for cta in ctas]
 
 
 def _crowded(slot: Slot) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.gpu_program import Alloc, Instr, Program, View
-from ...ir.ops import Beyond, bits_of, scan_groups, scan_order, scan_results
+from ...ir.gpu_program import Alloc, Instr, Program
+from ...ir.ops import bits_of, scan_groups, scan_order, scan_results
 from ...ir.places import Place
 from .accesses import Core, Env
 from .banks import of_warps
@@ -212,7 +212,7 @@ class Control(Core):
         return [other for other in cta.cluster.ctas.values() if all(other.index[a] == cta.index[a] for a in same)]
 
     def go_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
-        slot = self.slots(t, instr.p["barrier"], env, [t.cta])[0]
+        slot = self.slot(t, instr, env)
         number = t.seen[slot]
         t.seen[slot] += 1
         slot.waited = max(slot.waited, number + 1)
@@ -253,7 +253,7 @@ class Control(Core):
             yield from self._wait_for(t, instr, slot, round_)
 
     def do_test(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
-        slot = self.slots(t, instr.p["barrier"], env, [t.cta])[0]
+        slot = self.slot(t, instr, env)
         number = t.seen[slot]
         if slot.round <= number:
             return [np.bool_(False)]
@@ -265,21 +265,15 @@ class Control(Core):
 
     # -- semaphores
 
-    def semaphore(self, t: Thread, view: View, env: Env) -> Semaphore:
-        ref = env[view.ref]
-        if not isinstance(ref, Several):
-            raise Beyond("a semaphore that is handed to a kernel")
-        return ref.slots[self.number_of(ref, view, env, t)]
-
     def do_signal(self, t: Thread, instr: Instr, env: Env) -> None:
-        semaphore = self.semaphore(t, instr.p["barrier"], env)
+        semaphore = self.slot(t, instr, env)
         semaphore.count += int(np.asarray(env[instr.p["amount"]]))
         semaphore.knowledge.learn(t.tell())
         semaphore.time = max(semaphore.time, t.now)
         semaphore.arrived[t.name, instr.line] += 1
 
     def go_sem_wait(self, t: Thread, instr: Instr, env: Env) -> Waiting:
-        semaphore = self.semaphore(t, instr.p["barrier"], env)
+        semaphore = self.slot(t, instr, env)
         amount = int(np.asarray(env[instr.p["amount"]]))
         while semaphore.count < amount:
             yield Wait(lambda: semaphore.count >= amount, instr.line, semaphore, amount)
@@ -291,7 +285,7 @@ class Control(Core):
         t.now = max(t.now, semaphore.time)
 
     def do_sem_read(self, t: Thread, instr: Instr, env: Env) -> list[Any]:
-        semaphore = self.semaphore(t, instr.p["barrier"], env)
+        semaphore = self.slot(t, instr, env)
         t.knowledge.learn(semaphore.knowledge)
         return [np.int32(semaphore.count)]
 
@@ -301,7 +295,7 @@ class Control(Core):
         buffer, place = self.place(t, instr, instr.p["result"], env, "asks into")
         cluster, number = t.cta.cluster, t.tries
         t.tries += 1
-        slot = self.slots(t, instr.p["barrier"], env, [t.cta])[0]
+        slot = self.slot(t, instr, env)
         if t.index.get(self.kernel.thread_name, 0) == 0:
             self.writes(buffer, place, t, Access(slot.agent, slot.round + 1, instr, t.name, "the answer to", "copy"))
 
