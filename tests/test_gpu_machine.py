@@ -81,9 +81,9 @@ def test_the_clock_sees_what_overlaps() -> None:
     assert deep.counts.copy_busy == flat.counts.copy_busy
     assert deep.counts.copy_idle < flat.counts.copy_idle / 4
     assert deep.counts.cycles < flat.counts.cycles
-    lanes = {(e.lane, e.kind) for e in deep.events}
+    lanes = {(e.lane, e.kind) for e in deep.calls[0].events}
     assert {("copy", "load"), ("copy", "store"), ("warpgroup 0", "compute"), ("warpgroup 0", "wait")} <= lanes
-    assert all(e.start < e.end <= deep.counts.cycles for e in deep.events)
+    assert all(e.start < e.end <= deep.counts.cycles for e in deep.calls[0].events)
 
 
 def test_warpgroups_share_the_tensor_cores() -> None:

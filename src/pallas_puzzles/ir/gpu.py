@@ -55,11 +55,14 @@ def describe_gpu(eqn: Any) -> Kernel:
     n_in = len(eqn.invars)
     kinds = [(tuple(v.aval.shape), np_dtype(v.aval)) for v in jaxpr.invars]
     written = written_at(where_defined(body))
+    name = p.get("name")
+    if name in (None, "", "anonymous") and isinstance(written, ast.FunctionDef):  # so JAX calls a functools.partial
+        name = written.name
     own = [a.arg for a in (*written.args.posonlyargs, *written.args.args)][: len(kinds)] if written is not None else []
-    names = [*own, *(f"in{i}" if i < n_in else f"out{i - n_in}" for i in range(len(own), len(kinds)))]
-    described = [(name, *kind) for name, kind in zip(names, kinds, strict=True)]
+    refs = [*own, *(f"in{i}" if i < n_in else f"out{i - n_in}" for i in range(len(own), len(kinds)))]
+    described = [(ref, *kind) for ref, kind in zip(refs, kinds, strict=True)]
     return Kernel(
-        name=_name(p.get("name"), written) or str(body.debug_info.func_name),
+        name=name or str(body.debug_info.func_name),
         where=where_defined(body),
         callers=[*callers_of(eqn)],
         grid=dict(zip(mesh.grid_names, mesh.grid, strict=True)),
@@ -72,13 +75,6 @@ def describe_gpu(eqn: Any) -> Kernel:
         aliases=dict(p.get("input_output_aliases") or {}),
         jaxpr=jaxpr,
     )
-
-
-def _name(given: str | None, written: ast.FunctionDef | ast.Lambda | None) -> str:
-    """A kernel's name. JAX calls a functools.partial "anonymous"."""
-    if given and given != "anonymous":
-        return given
-    return written.name if isinstance(written, ast.FunctionDef) else given or ""
 
 
 OnKernel = Callable[[Kernel], list[np.ndarray]]

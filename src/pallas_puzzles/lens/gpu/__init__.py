@@ -5,9 +5,8 @@
     run.findings     a list of Finding: races, missing waits and commits, deadlocks, garbage; [] for a right kernel
     run.notes        a list of Finding that are not wrong by themselves: see findings.NOTES
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
-    run.events       a list of Event: what ran in each CTA and lane from when to when on the logical clock, and its line
-    run.calls        the same for each kernel of fn, a list of Launched, with .uses of SMEM and .handovers at barriers
-                     for the first CTAs
+    run.calls        the same for each kernel of fn, a list of Launched; of the first CTAs with .events, what ran in
+                     each lane from when to when on the logical clock, and its line; .uses of SMEM; .handovers at barriers
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place
@@ -72,11 +71,6 @@ class Run(lens.Run):
     def notes(self) -> list[Finding]:
         """What is not wrong by itself."""
         return [f for each in self.calls for f in each.notes]
-
-    @property
-    def events(self) -> list[Event]:
-        """The timeline of the first kernel."""
-        return self.calls[0].events if self.calls else []
 
     @property
     def counts(self) -> Counts:
