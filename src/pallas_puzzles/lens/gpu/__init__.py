@@ -6,7 +6,8 @@
     run.notes        a list of Finding that are not wrong by themselves: see findings.NOTES
     run.counts       Counts: bytes, CTAs, arrivals, cycles, how long engines are idle and warpgroups wait
     run.calls        the same for each kernel of fn, a list of Launched; of the first CTAs with .events, what ran in
-                     each lane from when to when on the logical clock, and its line; .uses of SMEM; .handovers at barriers
+                     each lane from when to when on the logical clock, and its line; .uses of SMEM; and .handovers at
+                     barriers
 
 A CTA is a step of the grid, a warpgroup a thread. CTAs run one after the other as far as they do not wait for one
 another; that they may run at the same time is known to the clocks that find races. TMA copies and products take place

@@ -137,8 +137,9 @@ class Control(Core):
             self.timeline.counts.barriers += math.prod(alloc.shape)
             return Several(alloc, lambda name: Slot(name, alloc, needed=needed))
         if alloc.kind == "semaphore":
-            made = Several(alloc, lambda name: Semaphore(name, alloc))
-            return self.semaphores.setdefault((key[0], number), made)
+            if (key[0], number) not in self.semaphores:
+                self.semaphores[key[0], number] = Several(alloc, lambda name: Semaphore(name, alloc))
+            return self.semaphores[key[0], number]
         zeros = np.zeros(alloc.shape, alloc.dtype) if alloc.kind == "acc" else None
         return Buffer(alloc.name, alloc.shape, alloc.dtype, alloc.space, zeros)
 

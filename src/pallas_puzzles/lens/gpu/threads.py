@@ -19,7 +19,7 @@ _Store = tuple[int, Callable[[], None], float, float, Instr, Any]
 
 @dataclasses.dataclass(eq=False)
 class Cluster:
-    """CTAs that run at the same time, by their place in the cluster.
+    """CTAs that run at the same time. ctas: by their place in the cluster.
 
     claimed: which clusters its tries to cancel have brought, in order; None where there was none left.
     """
