@@ -5,7 +5,7 @@ contexts and Mosaic GPU's arrays are not public API: seen on jax 0.11.2 and 0.12
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,14 +26,14 @@ def read_inline(p: Any, ins: Sequence[int]) -> tuple[str, dict[str, Any]]:
     """(kind, what is known) of an inline_mgpu with these operands. Raises Beyond."""
     if p["flat_ret_ty"] or not all(hasattr(t, "to_mgpu") for t in p["flat_arg_types"]):
         raise Beyond("inline_mgpu with Refs or results: code of a level below Pallas")
-    found = [read for op in _operations(p, len(ins)) if (read := _read(op, ins)) is not None]
+    found = [read for read in _operations(p, ins) if read is not None]
     if len(found) > 1:
         raise Beyond("inline_mgpu with several barriers or fences in one")
     return found[0] if found else ("silent", {})
 
 
-def _operations(p: Any, n: int) -> list[Any]:
-    """What the function writes: (name, its assembly or kind, which argument each $ in it is, None for others)."""
+def _operations(p: Any, ins: Sequence[int]) -> list[tuple[str, dict[str, Any]] | None]:
+    """What the function writes, each as _read gives it."""
     from jax.experimental.mosaic import gpu as mosaic  # half a second, for kernels for a GPU alone
 
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
@@ -43,7 +43,7 @@ def _operations(p: Any, n: int) -> list[Any]:
         for part, number in (("major", 9), ("minor", 0)):
             module.operation.attributes[f"mosaic_gpu.arch_{part}"] = ir.IntegerAttr.get(i32, number)
         with ir.InsertionPoint(module.body):
-            block = func.FuncOp("inline", ir.FunctionType.get([i32] * n, [])).add_entry_block()
+            block = func.FuncOp("inline", ir.FunctionType.get([i32] * len(ins), [])).add_entry_block()
         with ir.InsertionPoint(block):
             values = [
                 mosaic.FragmentedArray.splat(a, (), layout=t.to_mgpu(), is_signed=True)
@@ -53,7 +53,7 @@ def _operations(p: Any, n: int) -> list[Any]:
                 p["mgpu_fn"](None, *jax.tree.unflatten(p["pytree_args"], values))
             except Exception as error:
                 raise Beyond(f"inline_mgpu ({type(error).__name__}: {error})") from error
-        return [(op.operation.name, _text(op), list(_operands(op, block))) for op in block.operations]
+        return [_read(op, dict(zip(block.arguments, ins, strict=True))) for op in block.operations]
 
 
 def _text(op: Any) -> str:
@@ -63,14 +63,9 @@ def _text(op: Any) -> str:
     return str(op.attributes["kind"]) if "kind" in op.attributes else ""
 
 
-def _operands(op: Any, block: Any) -> Iterator[int | None]:
-    for operand in op.operands:
-        number = next((i for i, a in enumerate(block.arguments) if a == operand), None)
-        yield number
-
-
-def _read(op: tuple[str, str, list[int | None]], ins: Sequence[int]) -> tuple[str, dict[str, Any]] | None:
-    name, text, operands = op
+def _read(op: Any, slots: dict[Any, int]) -> tuple[str, dict[str, Any]] | None:
+    """(kind, what is known) of an operation; None for one that does nothing here. slots: of the arguments."""
+    name, text = op.operation.name, _text(op)
     if name == "nvvm.fence.proxy" or text.startswith(_RELEASES):
         return "commit_smem", {}
     if name == "nvvm.tcgen05.wait":
@@ -82,12 +77,12 @@ def _read(op: tuple[str, str, list[int | None]], ins: Sequence[int]) -> tuple[st
     if (bar := _BAR.match(text)) is None:
         raise Beyond(f"inline_mgpu with {text or name}: code of a level below Pallas")
     verb, which, threads = bar.groups()
-    number: int | None = None
-    if which.startswith("$"):
-        number = operands[int(which[1:])]
-        if number is None and int(threads) == _THREADS_OF_A_WARPGROUP:
-            return None  # a warpgroup's own threads, which the machine has in step
-        if number is None:
-            raise Beyond("inline_mgpu with a named barrier whose number it computes itself")
-    at = {"slot": ins[number]} if number is not None else {"number": int(which)}
-    return "named", {**at, "threads": int(threads), "waits": verb == "sync"}
+    known: dict[str, Any] = {"threads": int(threads), "waits": verb == "sync"}
+    if not which.startswith("$"):
+        return "named", {**known, "number": int(which)}
+    slot = slots.get(op.operands[int(which[1:])])
+    if slot is not None:
+        return "named", {**known, "slot": slot}
+    if int(threads) == _THREADS_OF_A_WARPGROUP:
+        return None  # a warpgroup's own threads, which the machine has in step
+    raise Beyond("inline_mgpu with a named barrier whose number it computes itself")

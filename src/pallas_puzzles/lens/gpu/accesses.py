@@ -44,13 +44,6 @@ class Core:
 
     # -- Refs
 
-    def buffer(self, t: Thread, view: View, env: Env) -> Buffer:
-        """The memory that a view is of."""
-        buffer: Buffer = env[view.ref]
-        if view.alias is not None:
-            buffer = self._part(buffer, view.alias)
-        return self._of_peer(buffer, t, view, env)
-
     def _of_peer(self, ref: Any, t: Thread, view: View, env: Env) -> Any:
         """The Ref, or the same one in the CTA of the cluster that a view names."""
         if view.peer is None:
@@ -88,7 +81,9 @@ class Core:
     def place(
         self, t: Thread, instr: Instr, view: View, env: Env, verb: str, clips: bool = False
     ) -> tuple[Buffer, Place]:
-        buffer = self.buffer(t, view, env)
+        """The memory that a view is of, and where in it."""
+        own = env[view.ref] if view.alias is None else self._part(env[view.ref], view.alias)
+        buffer: Buffer = self._of_peer(own, t, view, env)
 
         def out_of_bounds(first: int, last: int, size: int) -> None:
             self.finding("bounds", buffer, t, instr, verb, detail=(first, last, size))
@@ -194,7 +189,7 @@ class Core:
             access.verb,
             detail=_crowded(before.barrier) if later and before.barrier is not None else (),
             other_verb=before.verb,
-            other_line=before.instr.line if before.instr is not None else None,
+            other_line=before.instr.line,
             other=before.who if before.who != t.name else "",
             engine=before.engine,
             later=later,

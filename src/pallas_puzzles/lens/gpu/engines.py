@@ -1,6 +1,5 @@
 """What works beside the warpgroups: the copy engine (TMA) and the tensor cores (wgmma, tcgen05)."""
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -135,7 +134,7 @@ class Engines(Control):
             t.now = max(t.now, done)
             self.finding("store-in-flight", src, t, instr, "ends")
         t.stores.clear()
-        collections.deque(self.finish_products(t, None, 0), maxlen=0)
+        list(self.finish_products(t, None, 0))
 
     # -- tensor cores
 

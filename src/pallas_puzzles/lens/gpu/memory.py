@@ -27,7 +27,7 @@ class Access:
 
     agent: int
     time: int
-    instr: Instr | None
+    instr: Instr
     who: str
     verb: str
     engine: str = ""
@@ -44,8 +44,8 @@ class Access:
 class Buffer:
     """A Ref in GMEM, SMEM, TMEM or registers.
 
-    values: of an array that the kernel is called with. twins: other Refs that lie in
-    the same memory (a RefUnion), each `offset` bytes from its start.
+    values: of an array that the kernel is called with. twins: other Refs that lie in the same memory (a RefUnion), each
+    `offset` bytes from its start.
     """
 
     def __init__(
