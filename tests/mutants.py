@@ -152,7 +152,7 @@ def _values(puzzle: Puzzle, code: str) -> dict[str, dict[str, str]]:
     example = subject.cases[0]
     with _on_return(returned):
         trace(subject.fn, *draw(example.inputs, np.random.default_rng(0)), **example.blocks)
-        for claim in subject.question.claims:
+        for claim in subject.claims:
             claim.finding()
     often = {name: {text: counts.most_common(1) for text, counts in texts.items()} for name, texts in seen.items()}
     return {

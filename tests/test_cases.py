@@ -32,7 +32,7 @@ def _taken(puzzle: Puzzle) -> dict[str, set[object]]:
     subject = cases.official(puzzle.id)
     parameters = inspect.signature(inspect.unwrap(subject.fn)).parameters
     taken = defaultdict(set)
-    for case in subject.question.cases:
+    for case in subject.cases:
         for name, given in zip(parameters, case.inputs, strict=False):
             named = getattr(parameters[name].annotation, "dim_str", "").split()
             names = named if len(named) == len(given.shape) else [f"{name}.{i}" for i in range(len(given.shape))]

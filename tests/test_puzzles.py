@@ -107,7 +107,7 @@ def test_a_check_is_short_and_says_the_budget(puzzle: Puzzle) -> None:
     assert call == f'check("{puzzle.id}", {curriculum.checked(puzzle)})'
     assert all(line.startswith("# ") for line in comments)
     official = cases.official(puzzle.id)
-    line = budget_line(official.question, official.fn)
+    line = budget_line(official, official.fn)
     assert " ".join(comment[2:] for comment in comments).startswith(line)
 
 
@@ -125,7 +125,7 @@ def test_keywords_vary(puzzle: Puzzle) -> None:
     official = cases.official(puzzle.id)
     parameters = inspect.signature(official.fn).parameters.values()
     for each in [each for each in parameters if each.default not in (each.empty, None)]:
-        given = {repr(case.blocks.get(each.name, each.default)) for case in official.question.cases}
+        given = {repr(case.blocks.get(each.name, each.default)) for case in official.cases}
         assert (len(given) > 1) != (f"{puzzle.id} {each.name}" in ONE_VALUE), f"{each.name} is {given} in every case"
 
 
@@ -247,8 +247,8 @@ def test_what_the_solution_does_too_is_no_finding(puzzle: Puzzle) -> None:
         return jax.tree.map(lambda x: x if x.dtype == bool else x + jnp.asarray(7, x.dtype), spec(*args, **keywords))
 
     functools.update_wrapper(off, spec)
-    for case in official.question.cases if official.kernel else ():
-        asked = dataclasses.replace(official.question, spec=off, cases=(case,), forbid=(), claims=(), explain=None)
+    for case in official.cases if official.kernel else ():
+        asked = dataclasses.replace(official, spec=off, cases=(case,), forbid=(), claims=(), explain=None)
         answer = judge._Answer(puzzle.id, puzzle, official.fn, {}, {}, Wanted(), rounding=True)
         guard = Guard()
         kinds = {finding.kind for finding in answer.judged(asked, guard).findings}

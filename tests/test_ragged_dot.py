@@ -98,7 +98,7 @@ TILING = {"num_rows": 1024, "bm": 128}
 
 def explained(puzzle_id, *args, change, **keywords):
     """The words and the picture for the right result with a change in it."""
-    question = solution(puzzle_id).question
+    question = solution(puzzle_id)
     want = jax.tree.map(np.array, question.spec(*args, **keywords_of(question.spec, keywords)))
     got = change(jax.tree.map(np.copy, want))
     return question.explain(*args, got=got, want=want, **keywords)
@@ -240,7 +240,7 @@ def tiles_per_group(group_sizes, *, bm=128):
     ],
 )
 def test_a_wrong_height_of_tiles_is_explained_by_the_bound_that_it_breaks(bm, says):
-    (claim,) = solution("ragged_dot/9").question.claims
+    (claim,) = solution("ragged_dot/9").claims
     assert claim.finding() is None
     assert says in dataclasses.replace(claim, fn=lambda num_slots, num_experts: bm).finding().cause
 

@@ -93,4 +93,4 @@ def official(puzzle_id: str) -> Subject:
     names, asked = laid(known, solutions(known), {}, {}), entry(known)
     if asked is None:
         raise CurriculumError(f"{puzzle_id} has no entry in cases/{known.notebook}.py")
-    return Subject(names[checked(known)], asked(types.SimpleNamespace(**names)))
+    return Subject(fn=names[checked(known)], **vars(asked(types.SimpleNamespace(**names))))

@@ -156,7 +156,7 @@ class _Answer:
         given = cases.given(known, self.names) if known and entry else {}
         asked = own or entry(types.SimpleNamespace(**given))  # type: ignore[misc]
         if collection is not None and not collection.judge:
-            verdict = Verdict(self.puzzle, "unjudged", [], "", subject=Subject(self.fn, asked))
+            verdict = Verdict(self.puzzle, "unjudged", [], "", subject=Subject(fn=self.fn, **vars(asked)))
         else:
             verdict = self._explained(asked, guard)
         if not known or is_brief():
@@ -187,14 +187,10 @@ class _Answer:
             verdict.next = f"Next: {following.id} {following.title}"
         return verdict
 
-    def _used(self) -> set[str]:
-        """The names that the function uses that is checked."""
-        return names_used(self.fn, getattr(inspect.unwrap(self.fn), "__globals__", {}), set())
-
     def _claims_alone(self, asked: Question) -> str:
         """What the claims say of an answer that is right; "" where the checked function itself is the reader's."""
         assert self.known
-        used = self._used()
+        used = names_used(self.fn)
         claims = [] if used & set(self.known.holes) else asked.claims
         return " ".join(claim.word() for claim in claims if isinstance(claim, Claim))
 
@@ -252,7 +248,7 @@ class _Answer:
                 seen_in = function_at(verdict.findings[0].line, self.holes)
                 verdict.findings = told(verdict.findings, found, files, formulas, seen_in)
                 if verdict.findings[0].kind == "model" or not (found and all(c.tried for c in found)):
-                    unused = isolate.ignored(self.known, self.names, self._used())
+                    unused = isolate.ignored(self.known, self.names, names_used(self.fn))
                     verdict.findings = with_unused(verdict.findings, unused)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
 
@@ -279,7 +275,7 @@ class _Answer:
             return briefly(self.fn, asked, None)
 
         assert self.known
-        used, kinds = self._used(), {f.kind for f in verdict.findings}
+        used, kinds = names_used(self.fn), {f.kind for f in verdict.findings}
         late = verdict.draw is not None and verdict.draw[1] > 0  # other values of a case are right
         # what a compiler refuses, it refuses of any size
         wrong = verdict if late or kinds == {"lowering"} else smallest()
@@ -300,12 +296,12 @@ class _Answer:
         """What looks out for calls of what is barred, in the reader's code."""
         if is_brief():
             return Lookout({}, {}, ())
-        mine = getattr(inspect.unwrap(self.fn), "__code__", None)
+        mine = code_of(self.fn)
         codes = [*self.holes.values(), *helpers] or ([mine] if mine is not None else [])
         own = {getattr(inspect.unwrap(spec), "__name__", ""): spec, **self.names}
         specs = {name: own[name] for name, why in barred.items() if why == SPEC_IS_BARRED and name in own}
         course = curriculum.given_names(self.known) if self.known else frozenset()
-        spec_code = getattr(inspect.unwrap(spec), "__code__", None)
+        spec_code = code_of(spec)
         asking = str(cases.file(self.known)) if self.known else ""
 
         def given(code: types.CodeType) -> bool:

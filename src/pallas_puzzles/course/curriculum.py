@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import functools
 import itertools
@@ -27,6 +28,7 @@ SECTION_HEADING = re.compile(r"\s*##? \S")  # of the first line alone: a code bl
 TITLE = re.compile(r"^# (.+?) *$", re.MULTILINE)
 GOAL = re.compile(r"\*\*Goal\.\*\*\s*(.+?)(?:\n\s*\n|\Z)", re.DOTALL)
 ORDER = re.compile(r"^#.*\border: *(\d+)", re.MULTILINE)
+HEADER = re.compile(r"\A# --- *\n(?:#.*\n)*?# --- *\n")  # YAML, with its two rulers
 HINT = re.compile(r"<details>\s*<summary>.*?</summary>(.*?)</details>", re.DOTALL)
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MAGIC = re.compile(r"^(\s*)(?:[%!].*|\??[\w.]+\?{1,2}\s*)$")
@@ -96,37 +98,39 @@ class Notebook:
         return {hole for puzzle in self.puzzles for hole in puzzle.holes}
 
     @functools.cached_property
+    def statements(self) -> list[tuple[Cell, ast.stmt]]:
+        """What its code consists of at the top level, each with its cell."""
+        return [(cell, node) for cell in self.cells if cell.kind == "code" for node in syntax_tree(cell).body]
+
+    @functools.cached_property
     def definitions(self) -> list[tuple[str, types.CodeType]]:
         """(name, code) of all that it defines at its top level, in order; "" where a name is bound elsewhere."""
         found = []
-        for cell in self.cells:
-            for node in syntax_tree(cell).body if cell.kind == "code" else ():
-                method = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func
-                completes = isinstance(method, ast.Attribute) and method.attr == "defvjp"
-                defines = isinstance(node, DEFINITIONS | ast.Assign | ast.AnnAssign)
-                if completes or (defines and not only_displays(node)):
-                    code = compile(ast.Module([node], type_ignores=[]), cell.file, "exec", dont_inherit=True)
-                    found.append((getattr(node, "name", ""), code))
+        for cell, node in self.statements:
+            method = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func
+            completes = isinstance(method, ast.Attribute) and method.attr == "defvjp"
+            defines = isinstance(node, DEFINITIONS | ast.Assign | ast.AnnAssign)
+            if completes or (defines and not only_displays(node)):
+                code = compile(ast.Module([node], type_ignores=[]), cell.file, "exec", dont_inherit=True)
+                found.append((getattr(node, "name", ""), code))
         return found
 
     @functools.cached_property
     def given(self) -> dict[str, str]:
         """What it defines itself, name -> source, "" where that is no function or class."""
         found: dict[str, str] = {}
-        for cell in self.cells:
-            for node in syntax_tree(cell).body if cell.kind == "code" else ():
-                if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                    start, end = _first_line(node) - cell.line, (node.end_lineno or 0) - cell.line + 1
-                    found[node.name] = "\n".join(cell.source.splitlines()[start:end])
-                elif isinstance(node, ast.Assign | ast.AnnAssign):
-                    found |= dict.fromkeys(names_bound(node), "")
+        for cell, node in self.statements:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                start, end = _first_line(node) - cell.line, (node.end_lineno or 0) - cell.line + 1
+                found[node.name] = "\n".join(cell.source.splitlines()[start:end])
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                found |= dict.fromkeys(names_bound(node), "")
         return found
 
     @functools.cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
         """The functions that it gives, by their names."""
-        cells = [cell for cell in self.cells if cell.kind == "code"]
-        return {name: node for cell in cells for name, node in top_functions(syntax_tree(cell)).items()}
+        return {node.name: node for _, node in self.statements if isinstance(node, ast.FunctionDef)}
 
     @property
     def accelerator(self) -> str:
@@ -195,13 +199,8 @@ def until(puzzle: Puzzle) -> tuple[Puzzle, ...]:
 
 def instructions(puzzle: Puzzle) -> str:
     """What a puzzle says before its first code cell, as markdown."""
-    texts = []
-    for each in notebook(puzzle.path).cells:
-        if each.section == puzzle.number:
-            if each.kind == "code":
-                break
-            texts.append(each.source)
-    return "\n\n".join(texts)
+    mine = [each for each in notebook(puzzle.path).cells if each.section == puzzle.number]
+    return "\n\n".join(each.source for each in itertools.takewhile(lambda each: each.kind != "code", mine))
 
 
 def next_puzzle(puzzle_id: str) -> Puzzle | None:
@@ -211,29 +210,20 @@ def next_puzzle(puzzle_id: str) -> Puzzle | None:
     return everything[position] if position < len(everything) else None
 
 
-def pristine_code(puzzle: Puzzle) -> dict[str, types.CodeType]:
-    """The code object of every skeleton, to tell an untouched hole from the reader's work."""
-    return {name: _code(source, name, puzzle.path) for name, source in puzzle.skeletons.items()}
-
-
-def given_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
-    """The code object of a function that the course's notebook gives, [] where it gives no such function.
+def pristine_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
+    """The code object of a function as the course's notebook has it, [] where it has no such function.
 
     Two of them: as compiled in a cell of its own, and in one file with the imports. Python 3.12 compiles a call on a
     module in another way when the same file imports that module.
     """
     book = notebook(puzzle.path)
-    source = book.given.get(name)
-    if not source or not source.lstrip().startswith("def ") or name in book.holes:
+    if name not in book.functions:
         return []
-    trees = [syntax_tree(cell) for cell in book.cells if cell.kind == "code"]
-    imports = [ast.unparse(n) for tree in trees for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-    return [_code(text, name, puzzle.path) for text in (source, "\n".join([*imports, source]))]
-
-
-def _code(source: str, name: str, path: Path) -> types.CodeType:
-    module = compile(source, str(path), "exec", dont_inherit=True)
-    return next(each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == name)
+    imports = [ast.unparse(node) for _, node in book.statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    texts = book.given[name], "\n".join([*imports, book.given[name]])
+    modules = [compile(text, name, "exec", dont_inherit=True) for text in texts]
+    codes = [each for module in modules for each in module.co_consts if isinstance(each, types.CodeType)]
+    return [each for each in codes if each.co_name == name]
 
 
 def given_names(puzzle: Puzzle) -> frozenset[str]:
@@ -245,13 +235,6 @@ def checked(puzzle: Puzzle) -> str:
     """The name of the function that the course's check cell checks."""
     call = check_in(syntax_tree(notebook(puzzle.path).cells[puzzle.check_cell]), puzzle.id)
     return ast.unparse(call.args[1]) if call and len(call.args) > 1 else ""
-
-
-def signature(puzzle: Puzzle, hole: str) -> str:
-    """The signature of a hole as the puzzle gives it, without annotations: "row_sum_kernel(x_ref, o_ref)"."""
-    if hole not in puzzle.skeletons:
-        raise CurriculumError(f"{puzzle.id} has no hole {hole!r}: it has {', '.join(puzzle.holes) or 'none'}")
-    return bare_signature(top_functions(ast.parse(puzzle.skeletons[hole]))[hole])
 
 
 def ast_equal(code_a: str, code_b: str) -> bool:
@@ -267,18 +250,16 @@ def _dump(tree: ast.AST) -> str:
 
 
 def bare_signature(function: ast.FunctionDef) -> str:
-    bare = ast.parse(ast.unparse(function.args).join(("def f(", "): pass"))).body[0]
-    assert isinstance(bare, ast.FunctionDef)
-    for node in ast.walk(bare.args):
+    """Without annotations: "row_sum_kernel(x_ref, o_ref)"."""
+    bare = copy.deepcopy(function.args)
+    for node in ast.walk(bare):
         if isinstance(node, ast.arg):
             node.annotation = None
-    return f"{function.name}({ast.unparse(bare.args)})"
+    return f"{function.name}({ast.unparse(bare)})"
 
 
-def called_alike(function: ast.FunctionDef, signature: str) -> bool:
-    """Whether a function takes all that one of this signature takes, its first arguments by other names or as *args."""
-    (other,) = ast.parse(f"def {signature}: pass").body
-    assert isinstance(other, ast.FunctionDef)
+def called_alike(function: ast.FunctionDef, other: ast.FunctionDef) -> bool:
+    """Whether a function takes all that another one takes, its first arguments by other names or as *args."""
     mine, theirs = function.args, other.args
     names, wanted = ([arg.arg for arg in (*args.posonlyargs, *args.args)] for args in (mine, theirs))
     exchanged = names != wanted and sorted(names) == sorted(wanted)
@@ -324,7 +305,8 @@ def cells_of(text: str, file: str = "") -> list[Cell]:
 def _percent_cells(text: str, file: str) -> Iterator[Cell]:
     lines = text.splitlines()
     markers = [number for number, line in enumerate(lines) if CELL_MARKER.match(line)]
-    first = _header_length(lines)
+    header = HEADER.match(text)
+    first = header[0].count("\n") if header else 0
     edges = [*markers, len(lines)]
     if any(line.strip() for line in lines[first : edges[0]]):
         yield Cell("code", "\n".join(lines[first : edges[0]]).rstrip(), first + 1, file)
@@ -335,18 +317,6 @@ def _percent_cells(text: str, file: str) -> Iterator[Cell]:
         if kind != "code":
             body = [re.sub(r"^# ?", "", line) for line in body]
         yield Cell(kind, "\n".join(body).rstrip(), start + 2, file)
-
-
-def _header_length(lines: list[str]) -> int:
-    """How many lines the YAML header takes, with its two rulers."""
-    if not lines or lines[0].rstrip() != "# ---":
-        return 0
-    for number, line in enumerate(lines[1:], start=1):
-        if line.rstrip() == "# ---":
-            return number + 1
-        if not line.startswith("#"):
-            break
-    return 0
 
 
 def _ipynb_cells(path: Path) -> Iterator[Cell]:
@@ -387,9 +357,8 @@ def remember(file: str, text: str) -> None:
 @functools.lru_cache(maxsize=64)
 def _parse(path: Path, mtime_ns: int, size: int) -> Notebook:
     cells = read_cells(path)
-    text = path.read_text("utf-8-sig")
-    header = "\n".join(text.splitlines()[: _header_length(text.splitlines())])
-    order = ORDER.search(header)
+    header = HEADER.match(path.read_text("utf-8-sig"))
+    order = ORDER.search(header[0]) if header else None
     title = next((match[1] for each in cells if each.kind == "markdown" and (match := TITLE.search(each.source))), None)
     if order is None or title is None:
         missing = "`pallas_puzzles: {order: N}` in its header" if order is None else "a `# Title` in its first cell"
@@ -457,10 +426,7 @@ def _first_line(node: ast.stmt) -> int:
 def find_check(cells: list[Cell], puzzle_id: str) -> int | None:
     """The last cell that checks this puzzle: the reader may have copied the call while trying things out."""
     call = re.compile(rf"\bcheck\(\s*[\"']{re.escape(puzzle_id)}[\"']")
-    for number in range(len(cells) - 1, -1, -1):
-        if cells[number].kind == "code" and puzzle_id in cells[number].source and call.search(cells[number].source):
-            return number
-    return None
+    return max((n for n, each in enumerate(cells) if each.kind == "code" and call.search(each.source)), default=None)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -503,9 +469,8 @@ def only_displays(node: ast.stmt) -> bool:
 def check_in(node: ast.AST, puzzle_id: str) -> ast.Call | None:
     """The call in a statement that checks a puzzle."""
     for each in ast.walk(node):
-        if _call_name(each) == "check" and isinstance(each, ast.Call) and each.args:
-            first = each.args[0]
-            if isinstance(first, ast.Constant) and first.value == puzzle_id:
+        match each:
+            case ast.Call(args=[ast.Constant(value), *_]) if value == puzzle_id and _call_name(each) == "check":
                 return each
     return None
 

@@ -11,15 +11,14 @@ from ..ir.capture import source_line, wrapped
 from . import curriculum
 
 
+def code_of(function: Any) -> Any:
+    """The code of a Python function, whatever it is wrapped in; None of all else."""
+    return getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+
+
 def holes_of(known: Any, names: Mapping[str, Any]) -> dict[str, types.CodeType]:
     """The code of the functions that the reader has put into the holes of a puzzle."""
-    found = {}
-    for name in curriculum.pristine_code(known):
-        function = names.get(name)
-        code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
-        if code is not None:
-            found[name] = code
-    return found
+    return {name: code for name in known.holes if (code := code_of(names.get(name))) is not None}
 
 
 def as_function(statement: ast.stmt) -> ast.FunctionDef | None:
@@ -38,12 +37,11 @@ def unwritten(fn: Callable[..., Any], puzzles: Sequence[Any] | None = None) -> l
     """The holes of these puzzles, by default of all, that `fn` uses and that still hold the skeleton's code."""
     plain = wrapped(fn)
     names = getattr(plain, "__globals__", {})
-    used = names_used(plain, names, set())
+    used = names_used(plain)
     found = []
     for puzzle in curriculum.all_puzzles() if puzzles is None else puzzles:
-        if used & set(puzzle.holes):
-            holes = {n: getattr(names.get(n), "__code__", None) for n in puzzle.holes if n in used}
-            found += untouched(puzzle, {n: c for n, c in holes.items() if c is not None})
+        holes = {n: getattr(names.get(n), "__code__", None) for n in puzzle.holes if n in used}
+        found += untouched(puzzle, {n: c for n, c in holes.items() if c is not None})
     return [*dict.fromkeys(found)]  # two notebooks may have holes of one name
 
 
@@ -54,30 +52,37 @@ def unwritten_before(known: Any, fn: Callable[..., Any]) -> dict[str, Any]:
     return {hole: each for each in earlier for hole in each.holes if hole in missing}
 
 
-def names_used(fn: Any, names: dict[str, Any], seen: set[str]) -> set[str]:
+def names_used(fn: Any) -> set[str]:
     """The names in a function, and in the functions of its own file that it calls, also by way of a custom_vjp."""
-    code = getattr(inspect.unwrap(fn) if callable(fn) else fn, "__code__", None)
-    if code is None or code.co_name in seen or getattr(inspect.unwrap(fn), "__globals__", None) is not names:
-        return set()
-    seen.add(code.co_name)
-    used = {code.co_name, *(name for inner in _with_inner([code]) for name in inner.co_names)}
-    for value in [names[name] for name in used if name in names]:
-        for part in (value, getattr(value, "fwd", None), getattr(value, "bwd", None)):
-            used |= names_used(part, names, seen)
+    names = getattr(inspect.unwrap(fn), "__globals__", {})
+    used: set[str] = set()
+    seen, todo = set(), [fn]
+    while todo:
+        function = todo.pop()
+        code = code_of(function)
+        if code is None or code.co_name in seen or getattr(inspect.unwrap(function), "__globals__", None) is not names:
+            continue
+        seen.add(code.co_name)
+        here = {code.co_name, *(name for inner in _with_inner([code]) for name in inner.co_names)}
+        used |= here
+        values = [names[name] for name in here if name in names]
+        todo += [part for each in values for part in (each, getattr(each, "fwd", None), getattr(each, "bwd", None))]
     return used
 
 
 def untouched(known: Any, holes: dict[str, types.CodeType]) -> list[str]:
     """The holes of a puzzle that still hold the skeleton's code."""
-    pristine = curriculum.pristine_code(known)
-    return [name for name, code in holes.items() if _program(code) == _program(pristine[name])]
+    return [name for name, code in holes.items() if _is_pristine(known, name, code)]
+
+
+def _is_pristine(known: Any, name: str, code: types.CodeType) -> bool:
+    return _program(code) in map(_program, curriculum.pristine_codes(known, name))
 
 
 def helpers_of(known: Any, holes: dict[str, types.CodeType], names: Mapping[str, Any]) -> list[types.CodeType]:
     """The code of functions that the reader has written beside the holes."""
     files, given = {code.co_filename for code in holes.values()}, curriculum.given_names(known)
-    mine = [inspect.unwrap(value) for name, value in names.items() if name not in given and callable(value)]
-    codes = [getattr(function, "__code__", None) for function in mine]
+    codes = [code_of(value) for name, value in names.items() if name not in given and callable(value)]
     return [c for c in codes if isinstance(c, types.CodeType) and c.co_filename in files]
 
 
@@ -107,7 +112,7 @@ def why_apart(
     elif not isinstance(fn, types.FunctionType) or name != wanted:
         why = [f"The course checks {wanted} here; you have checked {name}. So this verdict is not recorded."]
     else:
-        changed = _changed(known, [wanted, *sorted(names_used(fn, fn.__globals__, set()) - {wanted})], names)
+        changed = _changed(known, [wanted, *sorted(names_used(fn) - {wanted})], names)
         if wanted in given and wanted not in known.holes and _defaults(fn) != _defaults(given[wanted]):
             changed.insert(0, wanted)
         why = [f"{each} was given and has been changed. {_NOT_RECORDED}" for each in changed[:1]]
@@ -124,13 +129,10 @@ def _defaults(fn: Callable[..., Any]) -> list[Any]:
 
 def _changed(known: Any, names_of: Iterable[str], names: Mapping[str, Any]) -> list[str]:
     """Which of these functions the notebook gives, and the reader has changed."""
-    changed = []
-    for name in names_of:
-        code = getattr(inspect.unwrap(names[name]) if callable(names.get(name)) else None, "__code__", None)
-        pristine = curriculum.given_codes(known, name) if code is not None else []
-        if pristine and code is not None and _program(code) not in map(_program, pristine):
-            changed.append(name)
-    return changed
+    book = curriculum.notebook(known.path)
+    given = {name for name, node in book.functions.items() if name not in book.holes and not node.decorator_list}
+    codes = [(name, code_of(names.get(name))) for name in names_of if name in given]
+    return [name for name, code in codes if code is not None and not _is_pristine(known, name, code)]
 
 
 def ranges_of(codes: Iterable[types.CodeType]) -> list[tuple[str, int, int]]:
@@ -164,10 +166,6 @@ def function_at(line: Any, holes: dict[str, types.CodeType]) -> str:
         if line and line.file == code.co_filename and code.co_firstlineno <= line.line <= _last_line(code):
             return name
     return ""
-
-
-def code_of(function: Any) -> types.CodeType:
-    return inspect.unwrap(function).__code__
 
 
 def _last_line(code: types.CodeType) -> int:

@@ -1,13 +1,13 @@
 """What a check asks: a spec, inputs drawn afresh for every seed, variants, budgets."""
 
 import dataclasses
-import functools
 import os
 import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from ..budgets.budget import Budget
@@ -40,54 +40,38 @@ class Input:
         return rng.integers(int(a), int(b), self.shape).astype(self.dtype)
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
-    return (int(shape),) if np.ndim(shape) == 0 else tuple(int(s) for s in shape)
-
-
-def _dtype(dtype: Any) -> np.dtype:
-    if dtype in ("bfloat16", "bf16"):
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
+def _input(kind: str, shape: Any, dtype: Any, *params: float) -> Input:
+    return Input(kind, tuple(map(int, np.atleast_1d(shape))), jax.numpy.dtype(dtype), params)
 
 
 def normal(shape: Any, dtype: Any = "float32", *, scale: float = 1.0, shift: float = 0.0) -> Input:
     """Normally distributed values with standard deviation `scale` around `shift`."""
-    return Input("normal", _shape(shape), _dtype(dtype), (scale, shift))
+    return _input("normal", shape, dtype, scale, shift)
 
 
 def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "float32") -> Input:
     """Values spread evenly over [low, high)."""
-    return Input("uniform", _shape(shape), _dtype(dtype), (low, high))
+    return _input("uniform", shape, dtype, low, high)
 
 
 def integers(shape: Any, low: int, high: int, dtype: Any = "int32") -> Input:
     """Whole numbers from low to high - 1."""
-    return Input("integers", _shape(shape), _dtype(dtype), (low, high))
+    return _input("integers", shape, dtype, low, high)
 
 
 def groups(num_groups: int, num_rows: int, *, empty: float = 0.2) -> Input:
     """Sizes of groups, int32, that sum to num_rows at most; at least about the fraction `empty` of them is 0."""
-    return Input("groups", (num_groups,), np.dtype(np.int32), (num_rows, empty))
+    return _input("groups", num_groups, "int32", num_rows, empty)
 
 
-RANDOM = "PALLAS_PUZZLES_RANDOM"  # in the environment: draws differ from process to process
+# With PALLAS_PUZZLES_RANDOM in the environment, draws differ from process to process, and from those that readers get:
+# all but the first of the notebook's own example
+SALT = secrets.token_hex(8) if os.environ.get("PALLAS_PUZZLES_RANDOM") else ""
 
 
 def seed_of(name: str, number: int) -> int:
     """The seed of a draw: the same for the same name and number, so that the same answer gets the same verdict."""
-    return zlib.crc32(f"{name}, draw {number}{_salt() if at_random() else ''}".encode())
-
-
-def at_random() -> bool:
-    """Whether draws differ from those that readers get: all but the first of the notebook's own example."""
-    return bool(os.environ.get(RANDOM))
-
-
-@functools.cache
-def _salt() -> str:
-    return secrets.token_hex(8)
+    return zlib.crc32(f"{name}, draw {number}{SALT}".encode())
 
 
 def draw(inputs: Any, rng: np.random.Generator) -> tuple[Any, ...]:
@@ -121,19 +105,19 @@ def case(*inputs: Any, budget: Budget | None = None, about: str = "", l2: bool =
 GRADIENTS = tuple("vjp jvp grad value_and_grad linearize jacobian jacfwd jacrev hessian linear_transpose".split())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
     """All that a check asks of an answer. `question` makes one, and says what the fields are."""
 
     spec: Callable[..., Any]
     cases: tuple[Case, ...]
-    tol: float | None
-    allow: Sequence[str]
-    forbid: Sequence[str] | Mapping[str, str]
-    seed: int | None
-    kernel: bool
-    explain: "Explain | None"
-    claims: "Sequence[Asked]"
+    tol: float | None = None
+    allow: Sequence[str] = ()
+    forbid: Sequence[str] | Mapping[str, str] = ()
+    seed: int | None = None
+    kernel: bool = True
+    explain: "Explain | None" = None
+    claims: "Sequence[Asked]" = ()
 
 
 def question(
@@ -142,13 +126,7 @@ def question(
     variants: Sequence[Case] = (),
     budget: Budget | None = None,
     l2: bool = False,
-    tol: float | None = None,
-    allow: Sequence[str] = (),
-    forbid: Sequence[str] | Mapping[str, str] = (),
-    seed: int | None = None,
-    kernel: bool = True,
-    explain: "Explain | None" = None,
-    claims: "Sequence[Asked]" = (),
+    **more: Any,
 ) -> Question:
     """What a check asks of an answer.
 
@@ -168,25 +146,11 @@ def question(
     claims: what functions of the reader's say of a kernel, compared with the kernel before it is judged; and what they
     choose for it, compared with every other choice when its result is right (claims.py).
     """
-    cases = (Case(inputs, {}, budget, l2=l2), *variants)
-    return Question(spec, cases, tol, allow, forbid, seed, kernel, explain, claims)
+    return Question(spec=spec, cases=(Case(inputs, {}, budget, l2=l2), *variants), **more)
 
 
-@dataclasses.dataclass(frozen=True)
-class Subject:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject(Question):
     """What a check is about: the reader's function, and what is asked of it."""
 
     fn: Callable[..., Any]
-    question: Question
-
-    @property
-    def spec(self) -> Callable[..., Any]:
-        return self.question.spec
-
-    @property
-    def cases(self) -> tuple[Case, ...]:
-        return self.question.cases
-
-    @property
-    def kernel(self) -> bool:
-        return self.question.kernel

@@ -318,8 +318,7 @@ def _key(functions: Functions) -> str:
 
 def _parsed(function: Any) -> ast.FunctionDef | None:
     """The syntax tree of a function, with the line numbers of its file; None where there is no source."""
-    plain = inspect.unwrap(function) if callable(function) else None
-    code = getattr(plain, "__code__", None)
+    code = code_of(function)
     if code is None:
         return None
     try:

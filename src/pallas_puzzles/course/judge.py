@@ -29,7 +29,7 @@ from .arrays import TIME_LIMIT_S, Judging, compare, keyword_only, keywords_of
 from .claims import Asked
 from .collecting import is_brief
 from .guard import is_ours
-from .inputs import Case, Input, Question, at_random, draw, seed_of
+from .inputs import SALT, Case, Input, Question, draw, seed_of
 from .machines import TPU, machine_of, reached, remembered, trace
 from .reference import mark_of
 
@@ -65,7 +65,7 @@ def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tupl
     for number, case in enumerate(cases):
         drawn = any(isinstance(x, Input) for x in case.inputs)
         for i in range(DRAWS if number == 0 and drawn else 1):
-            own = 0 if number == 0 or not at_random() else seed_of(f"{puzzle}, variant {number}", i)
+            own = 0 if number == 0 or not SALT else seed_of(f"{puzzle}, variant {number}", i)
             yield number, case, i, seed if seed is not None else own if i == 0 else seed_of(puzzle, i)
 
 

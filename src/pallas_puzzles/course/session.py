@@ -37,7 +37,6 @@ from .curriculum import (
     puzzle,
     read_cells,
     remember,
-    signature,
     syntax_tree,
     top_functions,
     until,
@@ -227,8 +226,9 @@ class _Session:
         fills, helpers = self._sort(puzzle, statements, given)
         for hole, each in fills.items():
             if isinstance(each.node, ast.FunctionDef):
-                theirs, ours = bare_signature(each.node), signature(puzzle, hole)
-                if theirs != ours and not called_alike(each.node, ours):
+                wanted = top_functions(ast.parse(puzzle.skeletons[hole]))[hole]
+                theirs, ours = map(bare_signature, (each.node, wanted))
+                if theirs != ours and not called_alike(each.node, wanted):
                     raise CurriculumError(
                         f"{name}:{each.node.lineno}: {theirs} is not what {puzzle.id} asks for: write it as {ours}"
                     )
