@@ -17,9 +17,9 @@ from jax.experimental.pallas import tpu as pltpu
 import bank
 from course import functions
 from pallas_puzzles import Budget, case, check, check_call, integers, normal, uniform
-from pallas_puzzles.course import curriculum, session
+from pallas_puzzles.course import curriculum, inputs, session
 from pallas_puzzles.course.collecting import collecting
-from pallas_puzzles.course.inputs import Case
+from pallas_puzzles.course.inputs import Case, Draw
 from pallas_puzzles.course.progress import load
 from pallas_puzzles.diagnose.findings import Tolerance
 from pallas_puzzles.lens import machine
@@ -176,7 +176,8 @@ def test_the_draws_of_a_puzzle_are_the_same_at_every_check(monkeypatch: pytest.M
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(first[1], other[1]), "another puzzle draws other values"
-    monkeypatch.setenv("PALLAS_PUZZLES_RANDOM", "1")
+    for module in (inputs, judge_module):  # as with PALLAS_PUZZLES_RANDOM in the environment
+        monkeypatch.setattr(module, "SALT", "another one")
     third = draws_of("mine/1")
     np.testing.assert_array_equal(first[0], third[0], "the notebook's own example stays")
     assert not np.array_equal(first[1], third[1])
@@ -734,7 +735,7 @@ def test_a_function_among_the_keywords_is_told_by_its_name() -> None:
         return rows + size
 
     mask = functools.partial(window, size=200)
-    told = judge_module._which((), Case((), {"mask": mask, "bq": 32}), 1, 0)
+    told = judge_module._which(Draw(Case((), {"mask": mask, "bq": 32}), (1, 0)))
     assert "mask=window(size=200, ...), bq=32 (seed=0)" in told
 
 

@@ -20,7 +20,7 @@ import pytest
 import bank
 from course import PUZZLES, functions
 from pallas_puzzles.course import cases, curriculum, session
-from pallas_puzzles.course.arrays import Wanted, expected, keywords_of
+from pallas_puzzles.course.arrays import expected, keywords_of
 from pallas_puzzles.course.curriculum import Notebook, Puzzle
 from pallas_puzzles.course.guard import Guard
 from pallas_puzzles.course.inputs import Question, draw
@@ -249,7 +249,7 @@ def test_what_the_solution_does_too_is_no_finding(puzzle: Puzzle) -> None:
     functools.update_wrapper(off, spec)
     for case in official.cases if official.kernel else ():
         asked = dataclasses.replace(official, spec=off, cases=(case,), forbid=(), claims=(), explain=None)
-        answer = judge._Answer(puzzle.id, puzzle, official.fn, {}, {}, Wanted(), rounding=True)
+        answer = judge._Answer(puzzle.id, puzzle, official.fn, {}, {}, {}, rounding=True)
         guard = Guard()
         kinds = {finding.kind for finding in answer.judged(asked, guard).findings}
         assert kinds <= {"values"}, case.about

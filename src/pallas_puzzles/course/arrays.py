@@ -29,7 +29,7 @@ from ..view import costs
 from ..view.verdict import Verdict
 from .collecting import is_brief
 from .guard import Guard, is_ours
-from .inputs import Case
+from .inputs import Draw
 from .machines import DEVICES, trace
 
 TIME_LIMIT_S = 20.0
@@ -59,12 +59,12 @@ class Judging:
         self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
         self.course: CourseOf | None = None
         self.also: Callable[..., frozenset[Any]] = lambda args, blocks: frozenset()  # what the course's solution does
-        self.wanted = Wanted()
-        self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.wanted: Wanted = {}
+        self.example: Draw | None = None
         self.figures: list[Any] = []
         self.notes: list[str] = []
 
-    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> Verdict | None:
+    def run_case(self, draw: Draw) -> Verdict | None:
         """The verdict on one draw when it is not a pass, else None."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class Judging:
         """The verdict after JAX has been asked about the first case, too."""
         if self.example is None:
             return passed
-        args, blocks = self.example
+        args, blocks = self.example.args, self.example.case.blocks
         refused = self.confirm(args, blocks, lambda: expected(spec, args, keywords_of(spec, blocks)))
         return self.passed() if refused is None else refused  # with what it has noted
 
@@ -108,12 +108,18 @@ class Judging:
         word = {"passed": "Right.", "failed": "Not yet.", "error": "Not yet.", "unjudged": ""}[status]
         return Verdict("", status, [*findings], word, notes=[*self.notes], figures=self.figures, **more)
 
-    def rounded(self, run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> Diagnosis | None:
+    def rounded(self, run: Run, draw: Draw) -> Diagnosis | None:
         """What is wrong with the rounding of a result, next to the course's of the same data."""
         with self.guard.explaining():
-            course = self.course(args, blocks, run.outputs, want) if self.course else None
-            return rounded(run, want, course) if course else None
+            course = self.course(draw.args, draw.case.blocks, run.outputs, draw.want) if self.course else None
+            return rounded(run, draw.want, course) if course else None
         return None
+
+    def explained(self, got: Any, draw: Draw) -> tuple[str, str]:
+        """The puzzle's own word about what the values mean, and its picture of them."""
+        keywords = {**keyword_only(self.fn), **draw.case.blocks}
+        got, want = (jax.tree.map(np.asarray, tree) for tree in (got, draw.want))
+        return self.explain(*draw.args, got=got, want=want, **keywords) if self.explain else ("", "")
 
 
 class ArrayJudge(Judging):
@@ -123,7 +129,8 @@ class ArrayJudge(Judging):
         super().__init__(*args)
         self.operations: list[int] = []
 
-    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> Verdict | None:
+    def run_case(self, draw: Draw) -> Verdict | None:
+        args, want, case = draw.args, draw.want, draw.case
         try:
             got, jaxpr, run = self._run(args, case.blocks)
         except (Exception, TimeLimit) as error:
@@ -132,24 +139,23 @@ class ArrayJudge(Judging):
         if self.lookout.found is not None:
             return self.failed([self.lookout.found])
         self.operations.append(count_operations(jaxpr))
-        on_devices = run if isinstance(run, devices.Run) else None
-        if on_devices is not None:
-            self.figures = self.figures or [on_devices.counts]
-            seen = DEVICES.diagnose(on_devices, want, self.tolerance).findings
+        if on_devices := isinstance(run, devices.Run):
+            self.figures = self.figures or DEVICES.figures(run)
+            seen = DEVICES.diagnose(run, want, self.tolerance).findings
             if seen and seen[0].kind != "values":
                 return self.failed(seen[:1])
         finding, picture = compare(got, want, self.tolerance), ""
         if finding is None:
-            rough = self.rounded(Run([], got, [], [], []), args, case.blocks, want)
+            rough = self.rounded(Run([], got, [], [], []), draw)
             found = rough.findings if rough else []
             if not found and case.budget:
                 found = over_budget(functools.partial(self.fn, **case.blocks), args, jaxpr, case.budget)
-                found += DEVICES.over_budget(on_devices, [], case.budget) if on_devices is not None else []
+                found += DEVICES.over_budget(run, [], case.budget) if on_devices else []
             return self.failed(found[:1]) if found else None
-        if finding.kind in ("values", "shape") and self.explain is not None:
+        if finding.kind in ("values", "shape"):
             words = ""
             with self.guard.explaining():
-                words, picture = self.explain(*args, got=got, want=want, **{**keyword_only(self.fn), **case.blocks})
+                words, picture = self.explained(got, draw)
             if words:
                 finding = finding.but(kind="explained", cause=f"{finding.cause} {words}")
         return self.failed([finding], picture=picture)
@@ -219,19 +225,18 @@ def quickly_expected(spec: Callable[..., Any], args: Sequence[Any], keywords: di
     return _run_by_jax(spec, args, keywords)
 
 
-class Wanted:
-    """What a spec makes of the draws of a check: worked out once, however often answers are tried."""
+# What a spec makes of the draws of a check, by their places: worked out once, however often answers are tried
+Wanted = dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any]]
 
-    def __init__(self) -> None:
-        self.known: dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any]] = {}
 
-    def of(self, number: int, i: int, spec: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """quickly_expected(spec, args, keywords) of draw i of case `number`."""
-        asked = getattr(spec, "__code__", spec), keywords
-        before = self.known.get((number, i))
-        if before is None or before[0] != asked or not all(map(np.array_equal, before[1], args)):
-            before = self.known[number, i] = asked, args, quickly_expected(spec, args, keywords)
-        return before[2]
+def wanted(known: Wanted, draw: Draw, spec: Callable[..., Any]) -> Any:
+    """What `quickly_expected` says of a draw."""
+    keywords = keywords_of(spec, draw.case.blocks)
+    asked = getattr(spec, "__code__", spec), keywords
+    before = known.get(draw.place)
+    if before is None or before[0] != asked or not all(map(np.array_equal, before[1], draw.args)):
+        before = known[draw.place] = asked, draw.args, quickly_expected(spec, draw.args, keywords)
+    return before[2]
 
 
 def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:
@@ -262,17 +267,13 @@ def _differences(name: str, got: np.ndarray, want: np.ndarray, wrong: np.ndarray
     if count > _SHOWN_DIFFERENCES:
         cause = f"{cause[:-1]}; and so on."
     if got.ndim == 1 and got.size <= 32 and got.dtype.kind in "iub":
-        return cause, [f"yours: {_row(got)}", f"right: {_row(want)}"]
+        return cause, [f"{whose}: [{' '.join(map(str, x.tolist()))}]" for whose, x in (("yours", got), ("right", want))]
     return cause, []
 
 
 def _number(x: Any) -> str:
     value = np.asarray(x)
     return f"{value}" if value.dtype.kind in "iub" else f"{float(value):.6g}"
-
-
-def _row(x: np.ndarray) -> str:
-    return f"[{' '.join(map(str, x.tolist()))}]"
 
 
 def keyword_only(fn: Callable[..., Any]) -> dict[str, Any]:

@@ -36,8 +36,8 @@ from .holes import (
     unwritten_before,
     why_apart,
 )
-from .inputs import Budget, Case, Question, Subject, question
-from .judge import CLAIMS, Judge, claimed, draws, judge_cases, size_of, tolerance_of
+from .inputs import Budget, Case, Draw, Question, Subject, question
+from .judge import CLAIMS, Judge, claimed, draws, judge_cases, tolerance_of
 from .progress import record
 from .reference import course_of, seen_in_course
 from .told import told, with_unused
@@ -62,24 +62,18 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
         why = "options need a spec and inputs, too" if options else f"{puzzle} is not in the course's cases"
         raise TypeError(f'{why}: check("{puzzle}", fn, spec, *inputs, ...)')
     names = ChainMap(getattr(inspect.unwrap(fn), "__globals__", {}), sys._getframe(1).f_globals)
-    answer = _Answer(puzzle, known, fn, names, {}, Wanted() if asked else _wanted(puzzle))
+    answer = _Answer(puzzle, known, fn, names, {}, {} if asked else _wanted(puzzle))
     own = question(*asked, **options) if asked else None
-    guard, recorded = Guard(), False
-
-    def judged() -> Verdict:
-        nonlocal recorded
-        verdict, recorded = answer.verdict(entry, own, guard)
-        return verdict
-
+    guard = Guard()
     with _garbage_left():
-        verdict = _guarded(judged, guard)
-    verdict.puzzle, verdict.title = puzzle, answer.title
+        verdict = _guarded(lambda: answer.verdict(entry, own, guard), guard)
+    verdict.puzzle, verdict.title = puzzle, f"{puzzle} {known.title}" if known else puzzle
     verdict.word = _WORDS.get(verdict.status, "not yet." if verdict.findings else "not judged.")
     collection = current()
     if collection is not None:
         collection.verdicts.append(verdict)
     else:
-        _show(verdict, answer, recorded, guard)
+        _show(verdict, answer, guard)
     return verdict
 
 
@@ -97,7 +91,7 @@ def _garbage_left() -> Iterator[None]:
 @functools.lru_cache(maxsize=1)
 def _wanted(puzzle: str) -> Wanted:
     """What the course expects in one puzzle, kept while a reader works on it."""
-    return Wanted()
+    return {}
 
 
 _WORDS = {
@@ -108,11 +102,11 @@ _WORDS = {
 }
 
 
-def _show(verdict: Verdict, answer: "_Answer", recorded: bool, guard: Guard) -> None:
+def _show(verdict: Verdict, answer: "_Answer", guard: Guard) -> None:
     """Displays a verdict, with where it stands in the course, and records it."""
     told, finished = bool(guard.errors), None
     with guard.explaining():
-        newly = recorded and record(verdict.puzzle, bool(verdict), totals(verdict.figures))
+        newly = answer.counts and record(verdict.puzzle, bool(verdict), totals(verdict.figures))
         finished = finale(verdict.puzzle) if newly else None
         if answer.known:
             around(verdict, answer.known, answer.holes)
@@ -126,7 +120,10 @@ def _show(verdict: Verdict, answer: "_Answer", recorded: bool, guard: Guard) -> 
 
 @dataclasses.dataclass
 class _Answer:
-    """A reader's function, what is in the holes that it uses, and the names of the notebook around them."""
+    """A reader's function, what is in the holes that it uses, and the names of the notebook around them.
+
+    counts: whether the verdict is progress, or the lack of it.
+    """
 
     puzzle: str
     known: curriculum.Puzzle | None
@@ -136,23 +133,15 @@ class _Answer:
     wanted: Wanted
     rounding: bool = True  # whether results must be rounded as well as the course's
     kind: Programs = dataclasses.field(default_factory=dict)  # of its kernels, see machines.remembered
+    counts: bool = False
 
-    @property
-    def title(self) -> str:
-        return f"{self.puzzle} {self.known.title}" if self.known else self.puzzle
-
-    def verdict(
-        self, entry: Callable[[Any], Question] | None, own: Question | None, guard: Guard
-    ) -> tuple[Verdict, bool]:
-        """The verdict, and whether it counts as progress.
-
-        entry: makes the course's question. own: another one, of the reader's.
-        """
+    def verdict(self, entry: Callable[[Any], Question] | None, own: Question | None, guard: Guard) -> Verdict:
+        """entry: makes the course's question. own: another one, of the reader's."""
         known, collection = self.known, current()
         self.holes = holes_of(known, self.names) if known else {}
         if known and (to_write := untouched(known, self.holes)):
             said = f"Write {listed(to_write)}, where it says YOUR CODE HERE."
-            return Verdict(self.puzzle, "unsolved", [], "", next=said), False
+            return Verdict(self.puzzle, "unsolved", [], "", next=said)
         given = cases.given(known, self.names) if known and entry else {}
         asked = own or entry(types.SimpleNamespace(**given))  # type: ignore[misc]
         if collection is not None and not collection.judge:
@@ -160,7 +149,7 @@ class _Answer:
         else:
             verdict = self._explained(asked, guard)
         if not known or is_brief():
-            return verdict, False
+            return verdict
         before: dict[str, Any] = {}
         apart: list[str] = []
         notes: list[str] = []
@@ -174,7 +163,8 @@ class _Answer:
         verdict.notes = [*apart, *verdict.notes, *notes]
         if verdict and apart:
             verdict.status = "unrecorded"
-        return verdict, not before and not apart
+        self.counts = not before and not apart
+        return verdict
 
     def _explained(self, asked: Question, guard: Guard) -> Verdict:
         """The verdict, with what has to change, found by trying, and with findings that point at the reader's lines."""
@@ -269,8 +259,8 @@ class _Answer:
         def smallest() -> Verdict:
             """On the first of the draws, from the smallest on, that is wrong. Most of them have no budget."""
             drawn = [*draws(self.puzzle, asked.cases, asked.seed)] if kinds == {"budget"} else []
-            for number, case, i, _ in sorted(drawn, key=size_of):
-                if case.budget is not None and not (brief := briefly(self.fn, asked, (number, i))):
+            for each in sorted(drawn, key=lambda each: each.size):
+                if each.case.budget is not None and not (brief := briefly(self.fn, asked, each.place)):
                     return brief
             return briefly(self.fn, asked, None)
 
@@ -345,7 +335,7 @@ def check_call(
     judge = Judge(fn, tolerance_of(tol), allow=allow)
 
     def verdict() -> Verdict:
-        found = judge.run_case(tuple(args), want, Case(tuple(args), blocks, budget), first=True)
+        found = judge.run_case(Draw(Case(tuple(args), blocks, budget), want=want))
         if found is None and confirm:
             found = judge.confirm(tuple(args), blocks, lambda: want)
         return judge.passed() if found is None else found

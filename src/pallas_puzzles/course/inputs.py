@@ -1,6 +1,8 @@
 """What a check asks: a spec, inputs drawn afresh for every seed, variants, budgets."""
 
 import dataclasses
+import functools
+import math
 import os
 import secrets
 import zlib
@@ -99,6 +101,29 @@ def case(*inputs: Any, budget: Budget | None = None, about: str = "", l2: bool =
     about: what is special about it, in words that may stand in brackets: "64 queries see nothing". l2: see Case.
     """
     return Case(inputs, blocks, budget, about, l2)
+
+
+@dataclasses.dataclass
+class Draw:
+    """One draw of a case. place: number of the case, and of the draw. want: what is expected of `args`, once known."""
+
+    case: Case
+    place: tuple[int, int] = (0, 0)
+    seed: int = 0
+    want: Any = None
+
+    @functools.cached_property
+    def args(self) -> tuple[Any, ...]:
+        return draw(self.case.inputs, np.random.default_rng(self.seed))
+
+    @property
+    def first(self) -> bool:
+        return self.place == (0, 0)
+
+    @property
+    def size(self) -> int:
+        """How many elements the inputs have."""
+        return sum(math.prod(getattr(x, "shape", ())) for x in self.case.inputs)
 
 
 # What a puzzle forbids whose gradient is written by hand

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
@@ -25,11 +23,11 @@ from ..lens.machine import Beyond, Refused, Run
 from ..lens.watchdog import TimeLimit, time_limit
 from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable
 from ..view.verdict import TileMap, Verdict
-from .arrays import TIME_LIMIT_S, Judging, compare, keyword_only, keywords_of
+from .arrays import TIME_LIMIT_S, Judging, compare, wanted
 from .claims import Asked
 from .collecting import is_brief
 from .guard import is_ours
-from .inputs import SALT, Case, Input, Question, draw, seed_of
+from .inputs import SALT, Budget, Case, Draw, Input, Question, seed_of
 from .machines import TPU, machine_of, reached, remembered, trace
 from .reference import mark_of
 
@@ -41,49 +39,42 @@ OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised me
 
 def judge_cases(puzzle: str, judge: Judging, asked: Question, only: tuple[int, int] | None = None) -> Verdict:
     """The verdict on every case. JAX is yet to be asked about what passes: see `Judging.confirmed`."""
-    drawn: Iterable[tuple[int, Case, int, int]] = draws(puzzle, asked.cases, asked.seed)
-    if is_brief():  # where one draw of a case is right, others are
-        drawn = sorted((each for each in drawn if each[2] == 0 or only is not None), key=size_of)
-    for number, case, i, draw_seed in drawn:
-        if only is not None and (number, i) != only:
-            continue
-        args = draw(case.inputs, np.random.default_rng(draw_seed))
-        first = number == 0 and i == 0
-        want = judge.wanted.of(number, i, asked.spec, args, keywords_of(asked.spec, case.blocks))
-        verdict = judge.run_case(args, want, case, first=first)
+    drawn: Iterable[Draw] = draws(puzzle, asked.cases, asked.seed)
+    if only is not None:
+        drawn = [each for each in drawn if each.place == only]
+    elif is_brief():  # where one draw of a case is right, others are
+        drawn = sorted((each for each in drawn if each.place[1] == 0), key=lambda each: each.size)
+    for each in drawn:
+        each.want = wanted(judge.wanted, each, asked.spec)
+        verdict = judge.run_case(each)
         if verdict is not None:
-            verdict.draw = number, i
-            if not first:
-                verdict.notes.append(_which(args, case, number, draw_seed))
+            verdict.draw = each.place
+            if not each.first:
+                verdict.notes.append(_which(each))
             return verdict
-        judge.example = (args, case.blocks) if first else judge.example
+        judge.example = each if each.first else judge.example
     return judge.passed()
 
 
-def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[tuple[int, Case, int, int]]:
-    """(number of the case, the case, number of the draw, its seed): several draws of the first case, one of others."""
+def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[Draw]:
+    """Several draws of the first case, one of others."""
     for number, case in enumerate(cases):
         drawn = any(isinstance(x, Input) for x in case.inputs)
         for i in range(DRAWS if number == 0 and drawn else 1):
             own = 0 if number == 0 or not SALT else seed_of(f"{puzzle}, variant {number}", i)
-            yield number, case, i, seed if seed is not None else own if i == 0 else seed_of(puzzle, i)
-
-
-def size_of(drawn: tuple[int, Case, int, int]) -> int:
-    """How many elements the inputs of a draw have."""
-    return sum(math.prod(getattr(x, "shape", ())) for x in drawn[1].inputs)
+            yield Draw(case, (number, i), seed if seed is not None else own if i == 0 else seed_of(puzzle, i))
 
 
 def tolerance_of(tol: float | None) -> Tolerance | None:
     return None if tol is None else Tolerance(tol)
 
 
-def _which(args: Sequence[Any], case: Case, number: int, seed: int) -> str:
-    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in map(np.asarray, args))
-    blocks = "".join(f", {k}={_said(v)}" for k, v in case.blocks.items())
-    what = "other random values" if number == 0 else f"variant {number}"
-    what += f" ({case.about})" if case.about else ""
-    return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={seed})."
+def _which(draw: Draw) -> str:
+    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in map(np.asarray, draw.args))
+    blocks = "".join(f", {k}={_said(v)}" for k, v in draw.case.blocks.items())
+    what = "other random values" if draw.place[0] == 0 else f"variant {draw.place[0]}"
+    what += f" ({draw.case.about})" if draw.case.about else ""
+    return f"The notebook's own example passes. This is {what}: {shapes}{blocks} (seed={draw.seed})."
 
 
 def _said(value: Any) -> str:
@@ -111,12 +102,7 @@ _OTHERWISE_WRONG = frozenset(
     "structure shape dtype map-bounds ref-bounds unvisited revisit never-stored hang deadlock unwaited copy-shape "
     "no-wait early reused shared-semaphore hbm-load hbm-store".split()
 )
-
-
 _MAY_BE_RIGHT = frozenset("carry stale born overflow unread padding".split())
-
-
-NONE: Mapping[str, str] = types.MappingProxyType({})
 
 
 class Judge(Judging):
@@ -128,22 +114,22 @@ class Judge(Judging):
         self,
         *args: Any,
         allow: Sequence[str] | None = None,
-        barred: Mapping[str, str] = NONE,
+        barred: Mapping[str, str] | None = None,
         kind: Programs | None = None,
     ):
         super().__init__(*args)
-        self.allow, self.barred = allow, barred
+        self.allow, self.barred = allow, barred or {}
         self.chip = CHIP  # that the answer asks for
         self.machine = TPU  # of the kind of kernel that it reaches
         self.programs: tuple[dict[str, Any], Programs] = {}, {}  # of the blocks that were asked for last
         self.kind: Programs = {} if kind is None else kind  # see machines.remembered
         self.beyond = False  # whether JAX's simulator has run what the lens could not
 
-    def run_case(self, args: tuple[Any, ...], want: Any, case: Case, *, first: bool) -> Verdict | None:
+    def run_case(self, draw: Draw) -> Verdict | None:
         """The verdict on one draw when it is not a pass, else None."""
+        case, want = draw.case, draw.want
         try:
-            with in_l2(case.l2):
-                run = self._run(args, case.blocks)
+            run = self._run(draw)
         except Refused as error:
             line = next(iter(error.lines), None)
             return self.failed([Finding(error.kind, error.cause, [], line, near=error.lines)])
@@ -158,38 +144,36 @@ class Judge(Judging):
             return self.failed([wrong])
         guard, picture = self.guard, ""
         costs: list[Any] = []
-        if first or case.budget:
+        if draw.first or case.budget:
             with guard.explaining():
                 costs = self.machine.figures(run)
-        if first:
+        if draw.first:
             self.figures = costs
         diagnosis = self._diagnosis(run, want)
         if not is_brief() and {f.kind for f in diagnosis.findings} & _MAY_BE_RIGHT:
-            diagnosis = self._of_its_own(diagnosis, run, args, case.blocks, want)
+            diagnosis = self._of_its_own(diagnosis, run, draw)
         if any(i.kind == "hardware-random" for t in run.traces for i in t.incidents):
             if diagnosis.findings and {f.kind for f in diagnosis.findings} <= SEEN_IN_VALUES:
                 return self._unjudged(_RANDOM)
             self._note(_RANDOM)
         if diagnosis.findings and {f.kind for f in diagnosis.findings} <= {"rounding"}:
-            diagnosis = self.rounded(run, args, case.blocks, want) or diagnosis
+            diagnosis = self.rounded(run, draw) or diagnosis
         around = self._around(run)
         part = [f for f in around if f.operand == "result"]  # no news as long as the result is wrong
         findings = [*(f for f in around if f not in part), *diagnosis.findings] or part
         if len(findings) > 1 and not is_brief() and not {f.kind for f in findings} & {"structure", "shape", "dtype"}:
-            findings = self._without_harmless(findings, run, args, case.blocks, want)
+            harmful = self._harmful({f.operand for f in findings if f.kind == "padding"}, run, draw)
+            findings = [f for f in findings if f.kind != "padding" or not harmful or f.operand in harmful]
         if findings and not is_brief():
             with guard.explaining():
-                findings, picture = self._explained(findings, run, args, case.blocks, want)
-        if not findings:
-            findings = self._with_other_garbage(run, args, case.blocks, want)
-        if not findings and (rough := self.rounded(run, args, case.blocks, want)) is not None:
+                findings, picture = self._explained(findings, run, draw)
+        findings = findings or self._with_other_garbage(run, draw)
+        if not findings and (rough := self.rounded(run, draw)) is not None:
             diagnosis, findings = rough, [*rough.findings]
-        if not findings:
-            with guard.explaining():
-                findings = dropped(run, case.blocks)
-        if not findings and case.budget:
-            with guard.explaining():
-                findings = self._over_budget(run, costs, case)
+        with guard.explaining():
+            findings = findings or dropped(run, case.blocks)
+        with guard.explaining():
+            findings = findings or self._over_budget(run, costs, case.budget)
         if not findings:
             return None
         verdict = self.failed(findings, diagnosis)
@@ -205,53 +189,48 @@ class Judge(Judging):
         finding = compare(jax.tree.map(np.asarray, run.outputs), want, self.tolerance)
         return Diagnosis([finding] if finding else [])
 
-    def _of_its_own(self, found: Diagnosis, run: Run, args: tuple[Any, ...], blocks: Any, want: Any) -> Diagnosis:
+    def _of_its_own(self, found: Diagnosis, run: Run, draw: Draw) -> Diagnosis:
         """The diagnosis without what the machine sees in the course's solution, too."""
         with self.guard.explaining():
-            right = self.also(args, blocks)
+            right = self.also(draw.args, draw.case.blocks)
             refs = {f.operand for f in found.findings if f.kind == "padding"}
-            harmful = self._harmful(refs, run, args, blocks, want)
+            harmful = self._harmful(refs, run, draw)
             for t in [*run.traces, *(t for device in getattr(run, "devices", ()) for t in device)]:
                 t.incidents = [
                     i
                     for i in t.incidents
                     if i.kind not in _MAY_BE_RIGHT or i.ref in harmful or mark_of(t, i) not in right
                 ]
-            diagnosis = self._diagnosis(run, want)
+            diagnosis = self._diagnosis(run, draw.want)
             places = {(o.name, k) for t in run.traces for k, o in enumerate(t.call.operands)}
             too = {(name, block) for name, k in places for kind, at, block in right if (kind, at) == ("unread", k)}
             own = [f for f in diagnosis.findings if f.kind != "unread" or (f.operand, str(f.block)) not in too]
             return dataclasses.replace(diagnosis, findings=own)
-        return self._diagnosis(run, want)
+        return self._diagnosis(run, draw.want)
 
     def _around(self, run: Run) -> list[Finding]:
         """What is done outside of the kernels, and may not be."""
-        found: list[Finding | None] = []
         with self.guard.explaining():
             bypass = explain_barred(run.outside, self.barred, self.allow or ())
             if bypass is None and self.allow is not None:
                 bypass = explain_outside(run.outside, self.allow)
             no_kernel = self._no_kernel(run) if self.allow is not None else None
-            found = [bypass] if bypass and run.calls else [no_kernel, bypass]
-        return [f for f in found if f]
+            return [f for f in ([bypass] if bypass and run.calls else [no_kernel, bypass]) if f]
+        return []
 
-    def _over_budget(self, run: Run, costs: list[Any], case: Case) -> list[Finding]:
+    def _over_budget(self, run: Run, costs: list[Any], budget: Budget | None) -> list[Finding]:
         """A right answer that costs too much."""
-        assert case.budget is not None, "asked without a budget"
-        findings = self.machine.over_budget(run, costs, case.budget)
-        if case.budget.outside_flops is not None:
-            outside = too_much_outside(run.outside, case.budget.outside_flops)
+        findings = self.machine.over_budget(run, costs, budget) if budget else []
+        if budget and budget.outside_flops is not None:
+            outside = too_much_outside(run.outside, budget.outside_flops)
             findings[:0] = [outside] if outside else []
         return findings
 
-    def _explained(
-        self, findings: list[Finding], run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any
-    ) -> tuple[list[Finding], str]:
+    def _explained(self, findings: list[Finding], run: Run, draw: Draw) -> tuple[list[Finding], str]:
         """The findings with the puzzle's own word about what the values mean, and its picture of them."""
-        if self.explain is None or any(f.kind in _OTHERWISE_WRONG for f in findings):
+        if any(f.kind in _OTHERWISE_WRONG for f in findings):
             return findings, ""
-        got, want = (jax.tree.map(np.asarray, tree) for tree in (run.outputs, want))
-        words, picture = self.explain(*args, got=got, want=want, **{**keyword_only(self.fn), **blocks})
+        words, picture = self.explained(run.outputs, draw)
         first, *others = findings
         if words and first.kind in SEEN_IN_VALUES:
             first = first.but(cause=words, evidence=(*first.evidence, first.cause))
@@ -260,41 +239,32 @@ class Judge(Judging):
             first = first.but(evidence=(*first.evidence, words))
         return [first, *others], picture
 
-    def _without_harmless(
-        self, findings: list[Finding], run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any
-    ) -> list[Finding]:
-        """The findings: of garbage beyond the edges of arrays, that alone without which less is wrong, if any is."""
-        harmful = self._harmful({f.operand for f in findings if f.kind == "padding"}, run, args, blocks, want)
-        return [f for f in findings if f.kind != "padding" or not harmful or f.operand in harmful]
-
-    def _harmful(
-        self, refs: Iterable[str | None], run: Run, args: tuple[Any, ...], blocks: Any, want: Any
-    ) -> list[str]:
+    def _harmful(self, refs: Iterable[str | None], run: Run, draw: Draw) -> list[str]:
         """Those of these Refs whose garbage does harm: less is wrong with zeros in its place."""
 
         def wrong(run: Run) -> int:
-            return sum(int(each.bad.sum()) for each in wrong_results(run.outputs, want, self.tolerance))
+            return sum(int(each.bad.sum()) for each in wrong_results(run.outputs, draw.want, self.tolerance))
 
         harmful: list[str] = []
         for ref in filter(None, refs):
             with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(0.0, ref):
-                harmful += [ref] if wrong(self._run(args, blocks)) < wrong(run) else []
+                harmful += [ref] if wrong(self._run(draw)) < wrong(run) else []
         return harmful
 
-    def _with_other_garbage(self, run: Run, args: tuple[Any, ...], blocks: dict[str, Any], want: Any) -> list[Finding]:
+    def _with_other_garbage(self, run: Run, draw: Draw) -> list[Finding]:
         """A kernel that reads uninitialised memory runs a second time, with other bits in it."""
         traces = (each for t in run.traces for each in t.with_pipelines())
         if not any(i.kind in GARBAGE_READS for t in traces for i in t.incidents):
             return []
         found = None
         with contextlib.suppress(TimeLimit), self.guard.explaining(), garbage(OTHER_GARBAGE):
-            found = explain_garbage(run, self._run(args, blocks), want, self.tolerance)
+            found = explain_garbage(run, self._run(draw), draw.want, self.tolerance)
         return [found] if found else []
 
-    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> Run:
-        why = "it has a bug"
+    def _run(self, draw: Draw) -> Run:
+        why, args, blocks = "it has a bug", draw.args, draw.case.blocks
         try:
-            with time_limit(TIME_LIMIT_S, "your kernel"), self.lookout.watching():
+            with in_l2(draw.case.l2), time_limit(TIME_LIMIT_S, "your kernel"), self.lookout.watching():
                 if self.programs[0] is not blocks:
                     self.programs = blocks, dict(self.kind)
                 run = trace(_with(self.fn, blocks), *args, programs=self.programs[1])
@@ -384,10 +354,9 @@ class Judge(Judging):
         return super().failed(findings, tiles=tiles, **more)
 
     def _unjudged(self, why: str, word: str = "Cannot judge.") -> Verdict:
-        verdict = self.verdict("unjudged", [])
-        verdict.word = word
-        verdict.notes = [why, *(note for note in verdict.notes if note != why)]
-        return verdict
+        return dataclasses.replace(
+            self.verdict("unjudged", []), word=word, notes=[why, *(note for note in self.notes if note != why)]
+        )
 
 
 def _is_constant(result: Any) -> bool:
@@ -409,28 +378,20 @@ _RANDOM = (
     "This kernel draws random numbers from the TPU's own generator. Only a TPU has them: the lens and JAX's simulator "
     "take 0 for each, and what you expect has to be made of zeros, too."
 )
-
-
 _LONGEST_REASON = 90  # a note has three lines
 _UNCONFIRMED = (
     "The lens passed this. JAX's simulator cannot run it, so nobody has confirmed it. check_call(..., confirm=False) "
     "takes the lens's word. JAX says: {0}"
 )
-
-
 _TOO_LATE = (
     "The lens passed this; {0}, which has the last word, was not done in time. On a busy machine that "
     "says nothing about your kernel: check again when there is less to do."
 )
-
-
 _REFUSED = "The lens passed this. {0} refuses it, and its word counts. If your kernel is right, please report it."
-
 _ALONE = (
     "The lens passed this, and JAX's front end for GPUs takes it. {0} cannot run it, so nobody else has confirmed its "
     "values. The reason: {1}"
 )
-
 _DISAGREE = (
     "The lens passed this, {0} did not. One of the two has a bug, most likely the lens, so its word does not count. "
     "Please report it."
