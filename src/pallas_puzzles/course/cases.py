@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .curriculum import CurriculumError, Puzzle, checked, notebook, puzzle, until
+from .curriculum import CurriculumError, Puzzle, checked, notebook, puzzle, top_functions, until
 from .inputs import Question, Subject
 
 
@@ -54,8 +54,7 @@ def given(puzzle: Puzzle, answers: Mapping[str, Any]) -> dict[str, Any]:
 
 def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
     """The course's own answers to a puzzle and to those before it, by the name of the hole."""
-    bodies = [ast.parse(each.solution).body for each in until(puzzle)]
-    return {node.name: node for body in bodies for node in body if isinstance(node, ast.FunctionDef)}
+    return {name: node for each in until(puzzle) for name, node in top_functions(ast.parse(each.solution)).items()}
 
 
 def laid(

@@ -20,14 +20,12 @@ class Collection:
 _collection: contextvars.ContextVar[Collection | None] = contextvars.ContextVar("collection", default=None)
 
 
-def current() -> Collection | None:
-    """The collection that is active, if there is one."""
-    return _collection.get()
+current = _collection.get  # the collection that is active, if there is one
 
 
 def is_brief() -> bool:
     """Whether verdicts only have to say right or wrong."""
-    collection = _collection.get()
+    collection = current()
     return collection is not None and collection.brief
 
 
@@ -39,8 +37,9 @@ def collecting(*, judge: bool = True, brief: bool = False) -> Iterator[list[Verd
     brief: verdicts say right or wrong as readers get it, and no more: without explanations, and without JAX's
     simulator, which is only asked about what is right. A collection inside another inherits it, too.
     """
-    token = _collection.set(Collection([], judge, brief or is_brief()))
+    verdicts: list[Verdict] = []
+    token = _collection.set(Collection(verdicts, judge, brief or is_brief()))
     try:
-        yield _collection.get().verdicts  # type: ignore[union-attr]
+        yield verdicts
     finally:
         _collection.reset(token)

@@ -456,14 +456,16 @@ def _call_name(node: ast.AST) -> str:
 
 def only_displays(node: ast.stmt) -> bool:
     """True for `show(...)` and its like, alone or assigned to a name, and for what waits until a hole is filled."""
-    if isinstance(node, ast.If):
-        return any(_call_name(each) == "unwritten" for each in ast.walk(node.test))
-    if isinstance(node, ast.Expr) and _call_name(node.value) in REPORTS:
-        return True
-    value = node.value if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign) else getattr(node, "test", None)
-    if isinstance(node, ast.While) or value is None:
-        return False
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in SHOWS
+    match node:
+        case ast.If(test):
+            return any(_call_name(each) == "unwritten" for each in ast.walk(test))
+        case ast.Expr(value) if _call_name(value) in REPORTS:
+            return True
+        case ast.Expr(ast.Call(ast.Name(name))) | ast.Assert(ast.Call(ast.Name(name))):
+            return name in SHOWS
+        case ast.Assign(value=ast.Call(ast.Name(name))) | ast.AnnAssign(value=ast.Call(ast.Name(name))):
+            return name in SHOWS
+    return False
 
 
 def check_in(node: ast.AST, puzzle_id: str) -> ast.Call | None:

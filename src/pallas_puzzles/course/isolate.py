@@ -307,8 +307,8 @@ def _answer(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> dict[st
 
 def _holes(puzzle: Puzzle, used: set[str]) -> list[str]:
     """The holes of this puzzle, and those of earlier ones that are used."""
-    *earlier, this = curriculum.until(puzzle)
-    return [hole for each in earlier for hole in each.holes if hole in used] + list(this.holes)
+    until = curriculum.until(puzzle)
+    return [hole for each in until for hole in each.holes if each.id == puzzle.id or hole in used]
 
 
 def _key(functions: Functions) -> str:

@@ -303,10 +303,11 @@ def _read() -> dict[str, Entry]:
     path = _file()
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
-        _validate(content)
     except FileNotFoundError:
         return {}
     except ValueError:
+        content = None
+    if not _is_valid(content):
         _set_aside(path)
         return {}
     if content["version"] > VERSION:
@@ -317,20 +318,19 @@ def _read() -> dict[str, Entry]:
     return content["puzzles"]
 
 
-def _validate(content: Any) -> None:
-    """Raises ValueError unless `content` is a progress file of this version, or of a newer one."""
-    version = content.get("version") if isinstance(content, dict) else None
-    if not isinstance(version, int) or version < 1:
-        raise ValueError("no version")
-    if version > VERSION:
-        return
-    entries = content.get("puzzles")
-    if not isinstance(entries, dict) or not all(isinstance(each, dict) for each in entries.values()):
-        raise ValueError("no puzzles")
-    for each in entries.values():
-        counts = (each.get("hints", 0), each.get("attempts", 0))
-        if not isinstance(each.get("solved"), str | None) or not all(type(count) is int for count in counts):
-            raise ValueError("an entry with other types")
+def _is_valid(content: Any) -> bool:
+    """Whether `content` is a progress file of this version, or of a newer one."""
+    match content:
+        case {"version": int(version)} if version > VERSION:
+            return True
+        case {"version": int(version), "puzzles": dict(puzzles)} if version >= 1:
+            return all(map(_is_entry, puzzles.values()))
+    return False
+
+
+def _is_entry(entry: Any) -> bool:
+    counts = isinstance(entry, dict) and all(type(entry.get(each, 0)) is int for each in ("hints", "attempts"))
+    return counts and isinstance(entry.get("solved"), str | None)
 
 
 def _set_aside(path: Path) -> None:

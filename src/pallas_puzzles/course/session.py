@@ -5,17 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import linecache
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..diagnose.findings import Finding
-from ..ir.capture import SourceLine
+from ..ir.capture import SourceLine, source_line
 from ..lens.watchdog import TimeLimit, time_limit
 from ..view.verdict import Verdict
 from .check import check
@@ -53,11 +51,7 @@ class _Statement:
 
 
 class _Stop(Exception):
-    """Something failed before the check."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
+    """Something failed before the check: the exception that it is given."""
 
 
 def run(
@@ -93,7 +87,7 @@ def run(
             session.lay(overlay, notebook(target.path))
         return session.verdict(judge)
     except _Stop as stop:
-        return session.stopped(stop.error)
+        return session.stopped(stop.args[0])
 
 
 _OURS = "This verdict is that of the course's own check."
@@ -115,8 +109,12 @@ class _Session:
 
     def verdict(self, judge: bool = True) -> Verdict:
         """Runs the cells, and then the course's own check, whatever the one in the reader's file says."""
-        for each in self.cells:
-            self._can_be_read(each)
+        try:  # before anything runs: a syntax error should not have to wait for JAX
+            for each in self.cells:
+                if each.kind == "code" and self._matters(each):
+                    _statements(each)
+        except SyntaxError as error:
+            raise _Stop(error) from error
         with collecting(judge=judge) as verdicts:
             for each in self.cells:
                 if each.kind == "code":
@@ -147,14 +145,6 @@ class _Session:
             said = f'check("{self.target.id}", ...)'
             self.notes.insert(0, f"The call {said} in {self.cells[-1].file} is not the course's. {_OURS}")
         return [each for each in statements[: last + 1] if each is statements[last] or not only_displays(each.node)]
-
-    def _can_be_read(self, cell: Cell) -> None:
-        """Before anything runs: a syntax error should not have to wait for JAX."""
-        try:
-            if cell.kind == "code" and self._matters(cell):
-                _statements(cell)
-        except SyntaxError as error:
-            raise _Stop(error) from error
 
     def _run_cell(self, cell: Cell, final: bool) -> None:
         try:
@@ -253,10 +243,10 @@ class _Session:
     ) -> tuple[dict[str, _Statement], list[_Statement]]:
         """What fills a hole, and what comes along: imports, constants, helpers. What the notebook gives stays."""
         fills, helpers = {}, []
-        for each in [_defined(each, puzzle.holes) for each in statements]:
-            node = each.node
-            if isinstance(node, ast.FunctionDef) and node.name in puzzle.holes:
-                fills[node.name] = each
+        for each in statements:
+            node, function = each.node, as_function(each.node)
+            if function is not None and function.name in puzzle.holes:
+                fills[function.name] = replace(each, node=function)
             elif isinstance(node, ast.Assign | ast.AnnAssign) and (made := names_bound(node) & {*puzzle.holes}):
                 fills |= dict.fromkeys(made, each)  # functions that others have made
             elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in given:
@@ -306,12 +296,6 @@ class _Session:
         )
 
 
-def _defined(statement: _Statement, holes: Sequence[str]) -> _Statement:
-    """`name = lambda ...` as a function of that name, where the name is a hole."""
-    function = as_function(statement.node)
-    return statement if function is None or function.name not in holes else replace(statement, node=function)
-
-
 def _statements(cell: Cell) -> list[_Statement]:
     """The top-level statements of a code cell, with the line numbers of its file. Raises SyntaxError."""
     return [_Statement(node, cell.file) for node in syntax_tree(cell).body]
@@ -320,15 +304,10 @@ def _statements(cell: Cell) -> list[_Statement]:
 def _where(error: BaseException, files: set[str]) -> SourceLine | None:
     """The reader's line that failed: the innermost frame in one of their files."""
     if isinstance(error, SyntaxError) and error.filename in files:
-        place = (error.filename, error.lineno or 1)
-    else:
-        frames = [(each.f_code.co_filename, line) for each, line in traceback.walk_tb(error.__traceback__)]
-        mine = [each for each in frames if each[0] in files]
-        if not mine:
-            return None
-        place = mine[-1]
-    assert place[0] is not None
-    return SourceLine(place[0], place[1], linecache.getline(*place).strip())
+        return source_line(error.filename, error.lineno or 1)
+    frames = [(each.f_code.co_filename, line) for each, line in traceback.walk_tb(error.__traceback__)]
+    mine = [each for each in frames if each[0] in files]
+    return source_line(*mine[-1]) if mine else None
 
 
 def _what(error: BaseException) -> str:

@@ -23,10 +23,9 @@ def told(
     seen = findings[0]
     if seen.kind == "narrow" and (len(found) > 1 or not all(c.told for c in found)):  # it says which place rounds
         return list(findings)
-    if any(c.doubted for c in found) and (seen.kind == "budget" or (len(found) > 1 and seen.kind == "explained")):
+    doubted = any(c.doubted for c in found)
+    if not found or (doubted and (seen.kind == "budget" or (len(found) > 1 and seen.kind == "explained"))):
         return list(findings)  # it says itself what to look for
-    if not found:
-        return list(findings)
     at = seen.line
     here = [c for c in found if at and at.file == files[c.function]]
     covered = [c for c in here if at and (c.covers(at.line) or (seen.kind in _TOO_EARLY and at.line in c.values))]
