@@ -253,9 +253,6 @@ class _Answer:
                 tried = _Answer(self.puzzle, self.known, fn, self.names, {}, self.wanted, judged_so, self.kind)
                 return _guarded(lambda: tried.judged(asked, guard, only), guard)
 
-        def right(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> bool:
-            return bool(briefly(fn, asked, only))
-
         def smallest() -> Verdict:
             """On the first of the draws, from the smallest on, that is wrong. Most of them have no budget."""
             drawn = [*draws(self.puzzle, asked.cases, asked.seed)] if kinds == {"budget"} else []
@@ -271,11 +268,11 @@ class _Answer:
         wrong = verdict if late or kinds == {"lowering"} else smallest()
         if wrong:  # what is wrong shows in no result: the simulator's word, say
             return []
-        here = functools.partial(right, only=wrong.draw)
+        here = functools.partial(briefly, only=wrong.draw)
         fails = not ROUGH & {f.kind for f in wrong.findings}  # that is looked at in some runs alone
 
         def everywhere(fn: Callable[..., Any], asked: Question) -> bool:
-            return right(fn, asked, None) and (not late or here(fn, asked))
+            return bool(briefly(fn, asked, None) and (not late or here(fn, asked)))
 
         slipped = kinds != {"budget"}  # a right answer that costs too much
         return isolate.isolated(self.known, self.names, used, here, everywhere, fails, slipped)

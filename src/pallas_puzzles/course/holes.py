@@ -54,7 +54,7 @@ def unwritten_before(known: Any, fn: Callable[..., Any]) -> dict[str, Any]:
 
 def names_used(fn: Any) -> set[str]:
     """The names in a function, and in the functions of its own file that it calls, also by way of a custom_vjp."""
-    names = getattr(inspect.unwrap(fn), "__globals__", {})
+    names: dict[str, Any] = getattr(inspect.unwrap(fn), "__globals__", {})
     used: set[str] = set()
     seen, todo = set(), [fn]
     while todo:

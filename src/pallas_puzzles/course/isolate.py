@@ -37,7 +37,7 @@ class _Enough(Exception):
     """The trials have taken too long."""
 
 
-Works = Callable[[Callable[..., Any], Question], bool]
+Works = Callable[[Callable[..., Any], Question], object]  # true of what works
 Entry = Callable[[types.SimpleNamespace], Question]
 
 
@@ -205,7 +205,7 @@ class _Trials:
         try:
             with _unheard():
                 laid = cases.laid(self.puzzle, functions, self.extra, self.names)
-                return works(laid[curriculum.checked(self.puzzle)], self.entry(types.SimpleNamespace(**laid)))
+                return bool(works(laid[curriculum.checked(self.puzzle)], self.entry(types.SimpleNamespace(**laid))))
         except Exception:  # half of one answer and half of another need not fit
             return False
 

@@ -24,30 +24,16 @@ class Machine:
 
     runs_all: whether JAX's own simulator runs whatever the course asks for, so that what it cannot run is not taken for
     right. second: whose word counts beside the lens's. confirmed: what a pass says of it, in a sentence; "" where that
-    goes without saying.
+    goes without saying. figures: what each kernel costs. diagnose: what is wrong with a run. over_budget: what is said
+    of a right answer that costs too much; it is given the figures.
     """
 
     runs_all = True
-
-    @property
-    def second(self) -> str:
-        return "JAX's TPU simulator"
-
-    @property
-    def confirmed(self) -> str:
-        return ""
-
-    def figures(self, run: Any) -> list[Any]:
-        """What each kernel costs."""
-        return [machine.figures(t) for t in run.traces]
-
-    def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
-        """What is wrong with a run."""
-        return diagnose.diagnose(run, want, tolerance)
-
-    def over_budget(self, run: Any, costs: list[Any], budget: Budget) -> list[Finding]:
-        """A right answer that costs too much. costs: its figures."""
-        return budgets.over_budget(run, costs, budget)
+    second = property(lambda self: "JAX's TPU simulator")
+    confirmed = property(lambda self: "")
+    figures: Callable[[Any], list[Any]] = staticmethod(lambda run: [machine.figures(t) for t in run.traces])
+    diagnose: Callable[[Any, Any, Tolerance | None], Diagnosis] = staticmethod(diagnose.diagnose)
+    over_budget: Callable[[Any, list[Any], Budget], list[Finding]] = staticmethod(budgets.over_budget)
 
     def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> Any:
         """Why the front end of the compiler refuses a function, a Refusal, or None."""
@@ -75,6 +61,9 @@ class _Gpu(Machine):
     """Kernels for a GPU."""
 
     runs_all = False
+    figures = staticmethod(lambda run: [launched.counts for launched in run.calls])
+    diagnose = staticmethod(gpu_run.diagnose_gpu)
+    over_budget = staticmethod(lambda run, costs, budget: budgets_of_gpus.over_budget(run, budget))
 
     @property
     def second(self) -> str:
@@ -85,15 +74,6 @@ class _Gpu(Machine):
     def confirmed(self) -> str:
         found = gpu_here()
         return f"Confirmed by the GPU ({found.name}), compiled." if found else ""
-
-    def figures(self, run: Any) -> list[Any]:
-        return [launched.counts for launched in run.calls]
-
-    def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
-        return gpu_run.diagnose_gpu(run, want, tolerance)
-
-    def over_budget(self, run: Any, costs: list[Any], budget: Budget) -> list[Finding]:
-        return budgets_of_gpus.over_budget(run, budget)
 
     def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> Any:
         from ..targets.gpu.lowering import NO_LAYOUT, refusal
@@ -122,14 +102,9 @@ class _Gpu(Machine):
 class _Devices(Machine):
     """A shard_map over several TPUs, with kernels or without."""
 
-    def figures(self, run: Any) -> list[Any]:
-        return [run.counts] if isinstance(run, lens_of_devices.Run) else []
-
-    def diagnose(self, run: Any, want: Any, tolerance: Tolerance | None) -> Diagnosis:
-        return devices.diagnose_devices(run, want, tolerance)
-
-    def over_budget(self, run: Any, costs: list[Any], budget: Budget) -> list[Finding]:
-        return budgets_of_devices.over_budget(run, budget)
+    figures = staticmethod(lambda run: [run.counts] if isinstance(run, lens_of_devices.Run) else [])
+    diagnose = staticmethod(devices.diagnose_devices)
+    over_budget = staticmethod(lambda run, costs, budget: budgets_of_devices.over_budget(run, budget))
 
     def simulate(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float, chip: str) -> Any:
         modes = ("eager", "on_wait")  # each finds what the other does not
