@@ -22,7 +22,6 @@ from course import PUZZLES, functions
 from pallas_puzzles.course import cases, curriculum, session
 from pallas_puzzles.course.arrays import expected, keywords_of
 from pallas_puzzles.course.curriculum import Notebook, Puzzle
-from pallas_puzzles.course.guard import Guard
 from pallas_puzzles.course.inputs import Question, draw
 from pallas_puzzles.diagnose.diagnose import diagnose
 from pallas_puzzles.lens.machine import Run
@@ -250,10 +249,9 @@ def test_what_the_solution_does_too_is_no_finding(puzzle: Puzzle) -> None:
     for case in official.cases if official.kernel else ():
         asked = dataclasses.replace(official, spec=off, cases=(case,), forbid=(), claims=(), explain=None)
         answer = judge._Answer(puzzle.id, puzzle, official.fn, {}, {}, {}, rounding=True)
-        guard = Guard()
-        kinds = {finding.kind for finding in answer.judged(asked, guard).findings}
+        kinds = {finding.kind for finding in answer.judged(asked).findings}
         assert kinds <= {"values"}, case.about
-        assert not guard.errors
+        assert not answer.guard.errors
 
 
 @pytest.mark.usefixtures("simulated_once")

@@ -64,16 +64,15 @@ def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> V
     names = ChainMap(getattr(inspect.unwrap(fn), "__globals__", {}), sys._getframe(1).f_globals)
     answer = _Answer(puzzle, known, fn, names, {}, {} if asked else _wanted(puzzle))
     own = question(*asked, **options) if asked else None
-    guard = Guard()
     with _garbage_left():
-        verdict = _guarded(lambda: answer.verdict(entry, own, guard), guard)
+        verdict = _guarded(lambda: answer.verdict(entry, own), answer.guard)
     verdict.puzzle, verdict.title = puzzle, f"{puzzle} {known.title}" if known else puzzle
     verdict.word = _WORDS.get(verdict.status, "not yet." if verdict.findings else "not judged.")
     collection = current()
     if collection is not None:
         collection.verdicts.append(verdict)
     else:
-        _show(verdict, answer, guard)
+        _show(verdict, answer)
     return verdict
 
 
@@ -102,9 +101,10 @@ _WORDS = {
 }
 
 
-def _show(verdict: Verdict, answer: "_Answer", guard: Guard) -> None:
+def _show(verdict: Verdict, answer: "_Answer") -> None:
     """Displays a verdict, with where it stands in the course, and records it."""
-    told, finished = bool(guard.errors), None
+    guard, finished = answer.guard, None
+    told = bool(guard.errors)
     with guard.explaining():
         newly = answer.counts and record(verdict.puzzle, bool(verdict), totals(verdict.figures))
         finished = finale(verdict.puzzle) if newly else None
@@ -134,8 +134,9 @@ class _Answer:
     rounding: bool = True  # whether results must be rounded as well as the course's
     kind: Programs = dataclasses.field(default_factory=dict)  # of its kernels, see machines.remembered
     counts: bool = False
+    guard: Guard = dataclasses.field(default_factory=Guard)
 
-    def verdict(self, entry: Callable[[Any], Question] | None, own: Question | None, guard: Guard) -> Verdict:
+    def verdict(self, entry: Callable[[Any], Question] | None, own: Question | None) -> Verdict:
         """entry: makes the course's question. own: another one, of the reader's."""
         known, collection = self.known, current()
         self.holes = holes_of(known, self.names) if known else {}
@@ -147,13 +148,13 @@ class _Answer:
         if collection is not None and not collection.judge:
             verdict = Verdict(self.puzzle, "unjudged", [], "", subject=Subject(fn=self.fn, **vars(asked)))
         else:
-            verdict = self._explained(asked, guard)
+            verdict = self._explained(asked)
         if not known or is_brief():
             return verdict
         before: dict[str, Any] = {}
         apart: list[str] = []
         notes: list[str] = []
-        with guard.explaining():
+        with self.guard.explaining():
             before = unwritten_before(known, self.fn) if verdict.status in ("failed", "error") else {}
             apart, notes = why_apart(known, self.fn, asked.spec, own is not None, entry is not None, given, self.names)
         if before:
@@ -166,31 +167,22 @@ class _Answer:
         self.counts = not before and not apart
         return verdict
 
-    def _explained(self, asked: Question, guard: Guard) -> Verdict:
+    def _explained(self, asked: Question) -> Verdict:
         """The verdict, with what has to change, found by trying, and with findings that point at the reader's lines."""
-        verdict = self.judged(dataclasses.replace(asked, explain=None) if is_brief() else asked, guard)
+        verdict = self.judged(dataclasses.replace(asked, explain=None) if is_brief() else asked)
         if self.known and not is_brief():
-            self._explain(verdict, asked, guard)
-            with guard.explaining():
-                verdict.gained = (self._claims_alone(asked) if verdict else "") or verdict.gained
+            self._explain(verdict, asked)
         if self.known and verdict and (following := curriculum.next_puzzle(self.puzzle)):
             verdict.next = f"Next: {following.id} {following.title}"
         return verdict
 
-    def _claims_alone(self, asked: Question) -> str:
-        """What the claims say of an answer that is right; "" where the checked function itself is the reader's."""
-        assert self.known
-        used = names_used(self.fn)
-        claims = [] if used & set(self.known.holes) else asked.claims
-        return " ".join(claim.word() for claim in claims if isinstance(claim, Claim))
-
-    def judged(self, asked: Question, guard: Guard, only: tuple[int, int] | None = None) -> Verdict:
+    def judged(self, asked: Question, only: tuple[int, int] | None = None) -> Verdict:
         """The verdict, as it was seen. only: one case and draw of it, and nothing but right or wrong."""
-        barred = {**dict.fromkeys(_specs(self.known, asked.spec), SPEC_IS_BARRED), **_reasons(asked.forbid)}
+        barred = _barred(self.known, asked)
         helpers = helpers_of(self.known, self.holes, self.names) if self.known else []
-        lookout = self._lookout(asked.spec, barred, helpers)
+        lookout = None if is_brief() else self._lookout(asked.spec, barred, helpers)
         tolerance = tolerance_of(asked.tol)
-        answer = self.fn, tolerance, asked.explain, guard, lookout
+        answer = self.fn, tolerance, asked.explain, self.guard, lookout
         judge: Judging = ArrayJudge(*answer)
         if asked.kernel:
             judge = Judge(*answer, allow=asked.allow, barred=barred, kind=self.kind)
@@ -201,7 +193,7 @@ class _Answer:
         with pointing_into(ranges_of([*self.holes.values(), *helpers])):
             verdict = self._judged(asked, judge, only)
         if self.known and not is_brief():
-            with guard.explaining():
+            with self.guard.explaining():
                 # without a kernel, which of several functions it is, nobody knows
                 if asked.kernel or len(self.holes) == 1:
                     asked_of = getattr(self.fn, "__name__", "")
@@ -225,10 +217,10 @@ class _Answer:
             return poor
         return judge.confirmed(verdict, asked.spec) if verdict else verdict
 
-    def _explain(self, verdict: Verdict, asked: Question, guard: Guard) -> None:
+    def _explain(self, verdict: Verdict, asked: Question) -> None:
         assert self.known
         if verdict.findings and verdict.findings[0].kind != "time-limit":  # trying takes as long, again and again
-            with guard.explaining():
+            with self.guard.explaining():
                 found = self._isolated(verdict, asked)
                 # "the mistake is in your one function" is no news
                 if len(self.known.holes) == 1 and all(c.whole and c.function in self.known.holes for c in found):
@@ -241,6 +233,10 @@ class _Answer:
                     unused = isolate.ignored(self.known, self.names, names_used(self.fn))
                     verdict.findings = with_unused(verdict.findings, unused)
         verdict.findings = [f.but(function=f.function or function_at(f.line, self.holes)) for f in verdict.findings]
+        with self.guard.explaining():
+            if verdict and not names_used(self.fn) & set(self.known.holes):  # what is checked is not the reader's own
+                words = [claim.word() for claim in asked.claims if isinstance(claim, Claim)]
+                verdict.gained = " ".join(words) or verdict.gained
 
     def _isolated(self, verdict: Verdict, asked: Question) -> list[Correction]:
         """What would have to change in an answer, found by trying."""
@@ -248,10 +244,9 @@ class _Answer:
 
         def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> Verdict:
             with collecting(brief=True):
-                guard = Guard()
                 judged_so = rounding or only is None
                 tried = _Answer(self.puzzle, self.known, fn, self.names, {}, self.wanted, judged_so, self.kind)
-                return _guarded(lambda: tried.judged(asked, guard, only), guard)
+                return _guarded(lambda: tried.judged(asked, only), tried.guard)
 
         def smallest() -> Verdict:
             """On the first of the draws, from the smallest on, that is wrong. Most of them have no budget."""
@@ -281,8 +276,6 @@ class _Answer:
         self, spec: Callable[..., Any], barred: Mapping[str, str], helpers: Sequence[types.CodeType]
     ) -> Lookout:
         """What looks out for calls of what is barred, in the reader's code."""
-        if is_brief():
-            return Lookout({}, {}, ())
         mine = code_of(self.fn)
         codes = [*self.holes.values(), *helpers] or ([mine] if mine is not None else [])
         own = {getattr(inspect.unwrap(spec), "__name__", ""): spec, **self.names}
@@ -299,19 +292,15 @@ class _Answer:
 
 
 SPEC_IS_BARRED = "{name} says what to compute, in jnp; your answer has to compute it itself."
+_DOES_THE_WORK = "{name} does the work for you, and this puzzle is about writing it yourself."
 
 
-def _specs(known: Any, spec: Callable[..., Any]) -> list[str]:
-    """Names of functions that an answer may not call: its own spec, and the specs of the other puzzles."""
+def _barred(known: Any, asked: Question) -> dict[str, str]:
+    """Name -> why it may not be used. An answer calls neither its own spec nor the specs of the other puzzles."""
     others = [name for name in curriculum.given_names(known) if name.endswith("_spec")] if known else []
-    return sorted({getattr(inspect.unwrap(spec), "__name__", ""), *others} - {"", "<lambda>"})
-
-
-def _reasons(forbid: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Name -> why it may not be used."""
-    if isinstance(forbid, Mapping):
-        return dict(forbid)
-    return dict.fromkeys(forbid, "{name} does the work for you, and this puzzle is about writing it yourself.")
+    specs = {getattr(inspect.unwrap(asked.spec), "__name__", ""), *others} - {"", "<lambda>"}
+    forbid = asked.forbid if isinstance(asked.forbid, Mapping) else dict.fromkeys(asked.forbid, _DOES_THE_WORK)
+    return {**dict.fromkeys(sorted(specs), SPEC_IS_BARRED), **forbid}
 
 
 def check_call(
