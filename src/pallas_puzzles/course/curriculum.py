@@ -116,15 +116,14 @@ class Notebook:
         return found
 
     @functools.cached_property
-    def given(self) -> dict[str, str]:
-        """What it defines itself, name -> source, "" where that is no function or class."""
-        found: dict[str, str] = {}
-        for cell, node in self.statements:
+    def given(self) -> dict[str, ast.FunctionDef | ast.ClassDef | None]:
+        """What it defines itself, by its name; None where that is no function or class."""
+        found: dict[str, ast.FunctionDef | ast.ClassDef | None] = {}
+        for _, node in self.statements:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                start, end = _first_line(node) - cell.line, (node.end_lineno or 0) - cell.line + 1
-                found[node.name] = "\n".join(cell.source.splitlines()[start:end])
+                found[node.name] = node
             elif isinstance(node, ast.Assign | ast.AnnAssign):
-                found |= dict.fromkeys(names_bound(node), "")
+                found |= dict.fromkeys(names_bound(node))
         return found
 
     @functools.cached_property
@@ -219,9 +218,10 @@ def pristine_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
     book = notebook(puzzle.path)
     if name not in book.functions:
         return []
-    imports = [ast.unparse(node) for _, node in book.statements if isinstance(node, ast.Import | ast.ImportFrom)]
-    texts = book.given[name], "\n".join([*imports, book.given[name]])
-    modules = [compile(text, name, "exec", dont_inherit=True) for text in texts]
+    alone: list[ast.stmt] = [book.functions[name]]
+    imports = [node for _, node in book.statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    bodies = alone, [*imports, *alone]
+    modules = [compile(ast.Module(each, type_ignores=[]), name, "exec", dont_inherit=True) for each in bodies]
     codes = [each for module in modules for each in module.co_consts if isinstance(each, types.CodeType)]
     return [each for each in codes if each.co_name == name]
 

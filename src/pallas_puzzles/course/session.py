@@ -22,7 +22,6 @@ from .curriculum import (
     DEFINITIONS,
     Cell,
     CurriculumError,
-    Notebook,
     Puzzle,
     ast_equal,
     bare_signature,
@@ -84,7 +83,7 @@ def run(
     session = _Session(target, path, cells[: last + 1])
     try:
         if overlay is not None:
-            session.lay(overlay, notebook(target.path))
+            session.lay(overlay)
         return session.verdict(judge)
     except _Stop as stop:
         return session.stopped(stop.args[0])
@@ -97,7 +96,7 @@ class _Session:
     """One run of one puzzle: the reader's names, what replaces the holes, and what went wrong on the way."""
 
     def __init__(self, target: Puzzle, path: Path, cells: list[Cell]) -> None:
-        self.target = target
+        self.target, self.book = target, notebook(target.path)
         self.cells = cells
         # not "__main__": what stands behind that guard is for running the file as a script
         self.names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
@@ -134,8 +133,7 @@ class _Session:
 
     def _own_check(self) -> list[_Statement]:
         """The course's check cell, up to its check; with a note if the reader's call is another one."""
-        book = notebook(self.target.path)
-        statements = _statements(book.cells[self.target.check_cell])
+        statements = _statements(self.book.cells[self.target.check_cell])
         calls = [check_in(each.node, self.target.id) for each in statements]
         last = max(number for number, call in enumerate(calls) if call)
         ours = calls[last]
@@ -191,32 +189,31 @@ class _Session:
 
     # -- overlays
 
-    def lay(self, overlay: Path | str, book: Notebook) -> None:
+    def lay(self, overlay: Path | str) -> None:
         """Prepares what replaces the holes of this puzzle, and of the ones before it."""
         if isinstance(overlay, Path):
             cells, name = read_cells(overlay), str(overlay)
         else:
             cells, name = [Cell("code", overlay, 1, "<overlay>")], "<overlay>"
             remember(name, overlay)
-        given = book.given
         for each in until(self.target)[:-1]:
             file = f"<solution of {each.id}>"
             remember(file, each.solution)
-            self._lay_one(each, [Cell("code", each.solution, 1, file)], given, file)
+            self._lay_one(each, [Cell("code", each.solution, 1, file)], file)
         self.files |= {each.file for each in cells}
-        if not self._lay_one(self.target, cells, given, name) and self.target.holes:
+        if not self._lay_one(self.target, cells, name) and self.target.holes:
             holes = ", ".join(self.target.holes)
             raise CurriculumError(f"{name} defines no function for {self.target.id}: it has to define {holes}")
 
-    def _lay_one(self, puzzle: Puzzle, cells: list[Cell], given: dict[str, str], name: str) -> bool:
+    def _lay_one(self, puzzle: Puzzle, cells: list[Cell], name: str) -> bool:
         try:
             statements = [each for cell in cells if cell.kind == "code" for each in _statements(cell)]
         except SyntaxError as error:
             raise _Stop(error) from error
-        fills, helpers = self._sort(puzzle, statements, given)
+        fills, helpers = self._sort(puzzle, statements)
         for hole, each in fills.items():
             if isinstance(each.node, ast.FunctionDef):
-                wanted = top_functions(ast.parse(puzzle.skeletons[hole]))[hole]
+                wanted = self.book.functions[hole]
                 theirs, ours = map(bare_signature, (each.node, wanted))
                 if theirs != ours and not called_alike(each.node, wanted):
                     raise CurriculumError(
@@ -238,11 +235,9 @@ class _Session:
             self.replaced[first] = [*early, *self.replaced[first]]
         return bool(fills)
 
-    def _sort(
-        self, puzzle: Puzzle, statements: list[_Statement], given: dict[str, str]
-    ) -> tuple[dict[str, _Statement], list[_Statement]]:
+    def _sort(self, puzzle: Puzzle, statements: list[_Statement]) -> tuple[dict[str, _Statement], list[_Statement]]:
         """What fills a hole, and what comes along: imports, constants, helpers. What the notebook gives stays."""
-        fills, helpers = {}, []
+        fills, helpers, given = {}, [], self.book.given
         for each in statements:
             node, function = each.node, as_function(each.node)
             if function is not None and function.name in puzzle.holes:
@@ -251,10 +246,11 @@ class _Session:
                 fills |= dict.fromkeys(made, each)  # functions that others have made
             elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in given:
                 place, mine = f"{each.file}:{node.lineno}: {node.name}", ast.unparse(node)
+                ours = given[node.name]
                 where, theirs = self._elsewhere.get(node.name, ("", None))
                 if theirs and puzzle is self.target and not ast_equal(ast.unparse(theirs), mine):
                     self.notes.append(f"{place} belongs to {where}, and is left out: the course's own answer is used")
-                elif node.name not in notebook(puzzle.path).holes and not ast_equal(given[node.name], mine):
+                elif node.name not in self.book.holes and not (ours and ast_equal(ast.unparse(ours), mine)):
                     self.notes.append(f"{place} is left out: the notebook's own is used")
             elif isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef) or (
                 isinstance(node, ast.Assign | ast.AnnAssign)
@@ -269,7 +265,7 @@ class _Session:
         """Of the holes of other puzzles: its id, and the course's answer."""
         return {
             name: (each.id, node)
-            for each in notebook(self.target.path).puzzles
+            for each in self.book.puzzles
             if each.id != self.target.id
             for name, node in top_functions(ast.parse(each.solution)).items()
         }
