@@ -16,6 +16,12 @@ def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> filelock.BaseFileLo
     return filelock.FileLock(path, timeout=timeout_s, poll_interval=0.005)
 
 
+def signature_of(path: Path) -> tuple[int, int]:
+    """How a file looks from outside: when it was written, and its size."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """At any moment the file is the old one or the new one, whole. Raises OSError, and then nothing has changed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")

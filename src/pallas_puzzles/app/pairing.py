@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..course import curriculum
-from ..files import locked, write_whole
+from ..files import locked, signature_of, write_whole
 
 if TYPE_CHECKING:
     from .formats import NotebookNode
@@ -236,12 +236,6 @@ def _course_digest(name: str) -> str | None:
     """What a half has in which nothing is solved yet, as far as the course of today knows."""
     path = curriculum.course_folder() / "puzzles" / f"{name}.py"
     return _read(path).digest if path.is_file() else None
-
-
-def signature_of(path: Path) -> tuple[int, int]:
-    """How a file looks from outside: when it was written, and its size."""
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
 
 
 def _same_age(path: Path, like: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from ..course import curriculum
 from ..course.curriculum import CurriculumError, Puzzle
 from ..course.progress import forget, load, next_hint, record, record_opened
+from ..files import signature_of
 from . import pairing, workspace
 from .terminal import columns, console, say, say_finale, say_laid_out, say_map, say_markdown, standing_line
 from .worker import Message, Worker, judged, request
@@ -100,7 +101,7 @@ class Watch:
         edited: list[Puzzle | None] = []
         for each in self.files:
             try:
-                signature = pairing.signature_of(each.path)
+                signature = signature_of(each.path)
             except OSError:
                 self._gone(each)
                 continue
@@ -216,7 +217,7 @@ class Watch:
         for each in self.files:  # what we have just written is no save of the reader's
             if each.path.stem == self.puzzle.notebook and pair is not None and each.path != pair.current:
                 with contextlib.suppress(OSError):
-                    each.signature, each.code = pairing.signature_of(each.path), pairing.by_puzzle(each.path, "code")
+                    each.signature, each.code = signature_of(each.path), pairing.by_puzzle(each.path, "code")
         if pair is not None and pair.problem:
             self._line(f"\n{pair.problem}")
 

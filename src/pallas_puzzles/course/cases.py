@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import signature_of
 from .curriculum import CurriculumError, Puzzle, checked, notebook, puzzle, top_functions, until
 from .inputs import Question, Subject
 
@@ -16,12 +17,12 @@ def entry(puzzle: Puzzle) -> Callable[[Any], Question] | None:
 
     It is called with what the notebook defines, as attributes (see `given`).
     """
-    return _function(puzzle, f"puzzle_{puzzle.number}")
+    return _functions(puzzle).get(f"puzzle_{puzzle.number}")
 
 
 def benchmark(puzzle: Puzzle) -> Callable[[Any], Any] | None:
     """The function bench_9 of the same file, which says at what sizes Puzzle 9 is measured, and beside what."""
-    return _function(puzzle, f"bench_{puzzle.number}")
+    return _functions(puzzle).get(f"bench_{puzzle.number}")
 
 
 def file(puzzle: Puzzle) -> Path:
@@ -29,12 +30,9 @@ def file(puzzle: Puzzle) -> Path:
     return puzzle.path.parents[1] / "cases" / f"{puzzle.notebook}.py"
 
 
-def _function(puzzle: Puzzle, name: str) -> Callable[[Any], Any] | None:
+def _functions(puzzle: Puzzle) -> dict[str, Any]:
     path = file(puzzle)
-    if not path.is_file():
-        return None
-    status = path.stat()
-    return _read(path, status.st_mtime_ns, status.st_size).get(name)
+    return _read(path, *signature_of(path)) if path.is_file() else {}
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..files import signature_of
 from ..installation import PACKAGE, ROOT
 
 HOLE = "YOUR CODE HERE"
@@ -162,8 +163,7 @@ def notebooks() -> list[Notebook]:
 
 def notebook(path: Path) -> Notebook:
     """One notebook, read again only when its file has changed."""
-    status = path.stat()
-    return _parse(path, status.st_mtime_ns, status.st_size)
+    return _parse(path, *signature_of(path))
 
 
 def all_puzzles() -> list[Puzzle]:
