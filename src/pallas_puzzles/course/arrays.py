@@ -81,8 +81,7 @@ class Judging:
 
     def confirmed(self, passed: Verdict, spec: Callable[..., Any]) -> Verdict:
         """The verdict after JAX has been asked about the first case, too."""
-        if self.example is None:
-            return passed
+        assert self.example, "what has passed has passed on its first draw"
         args, blocks = self.example.args, self.example.case.blocks
         refused = self.confirm(args, blocks, lambda: expected(spec, args, keywords_of(spec, blocks)))
         return self.passed() if refused is None else refused  # with what it has noted

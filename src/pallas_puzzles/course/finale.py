@@ -67,9 +67,7 @@ class Finale(Displayed):
         upcoming = self.state.next()
         if upcoming is None:
             return course_text(self.state)
-        if upcoming.notebook == self.book.name:
-            return f"Next: {upcoming.id} {upcoming.title}"
-        book = next(each for each in curriculum.notebooks() if each.name == upcoming.notebook)
+        book = curriculum.notebook(upcoming.path)
         return f"Next notebook: {book.name}. {book.title}. It begins with {upcoming.id} {upcoming.title}."
 
     def __str__(self) -> str:
@@ -117,9 +115,7 @@ def standing(puzzle: curriculum.Puzzle) -> Standing | None:
 
 def finale(puzzle_id: str) -> Finale | None:
     """The end of the notebook that a puzzle belongs to, if all of it is solved. Raises CurriculumError."""
-    puzzle = curriculum.puzzle(puzzle_id)
-    state = load()
-    book = curriculum.notebook(puzzle.path)
+    state, book = load(), curriculum.notebook(curriculum.puzzle(puzzle_id).path)
     return Finale(book, state) if all(state.solved(each.id) for each in book.puzzles) else None
 
 
@@ -127,12 +123,11 @@ def course_text(state: Progress) -> str:
     """The moment when nothing is left: every notebook as a row of tiles, all of them written."""
     books = curriculum.notebooks()
     width = max(len(book.name) for book in books)
-    everything = [each for book in books for each in book.puzzles]
-    entries = [state.entry(each.id) for each in everything]
+    entries = [state.entry(each.id) for book in books for each in book.puzzles]
     dates = sorted(str(entry["solved"])[:10] for entry in entries if entry["solved"])
     attempts, hints = (sum(entry[key] for entry in entries) for key in ("attempts", "hints"))
     counts = f"{plural(attempts, 'attempt')}, {plural(hints, 'hint')}"
-    costs = [state.figures(each.id) for each in everything]
+    costs = [entry.get("figures", {}) for entry in entries]
     moved = sum(each.get("hbm_bytes", 0) + each.get("gmem_bytes", 0) for each in costs)
     tiles = [f"    {book.name:{width}}  {'[#]' * len(book.puzzles)}" for book in books]
     when = f"on {dates[0]}" if dates and dates[0] == dates[-1] else f"from {dates[0]} to {dates[-1]}" if dates else ""
@@ -142,7 +137,7 @@ def course_text(state: Progress) -> str:
             "And that was the last one. Every puzzle is solved:",
             "\n".join(tiles),
             "    no block unvisited, no garbage read, nothing left to write back",
-            f"{plural(len(everything), 'puzzle')} {when}, {counts}.{carried}",
+            f"{plural(len(entries), 'puzzle')} {when}, {counts}.{carried}",
             FROM_HERE,
         ]
     )
