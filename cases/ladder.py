@@ -12,31 +12,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_puzzles.course.claims import Claim, Count, programs_claim
+from pallas_puzzles.course.claims import Claim, Count
 from pallas_puzzles.course.inputs import Budget, Question, case, normal, question
 from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.ir.capture import source_line
+from pallas_puzzles.ir.eager import operations
 from pallas_puzzles.ir.readers import for_the_reader
+from pallas_puzzles.lens.machine import listed
+from pallas_puzzles.text import plural
 
 HEADS = [normal((2, 64, 32), "bfloat16") for _ in range(3)]
 SOFTMAX = ("softmax", "log_softmax", "logsumexp", "dot_product_attention")
-
-
-def shapes_of(fn: Any, H: int, T: int, D: int) -> tuple[Any, list[Any]]:
-    return fn, [jax.ShapeDtypeStruct((H, T, D), jnp.bfloat16)] * 3
 
 
 SIZES = ((8, 4096, 128), (2, 1024, 64), (3, 40, 8), (2, 64, 64))
 
 
 def puzzle_1(nb: Any) -> Question:
-    run = functools.partial(shapes_of, nb.attention)
-    return question(nb.attention_spec, *HEADS, kernel=False, claims=[programs_claim(nb.eager_bytes, run, *SIZES)])
+    claim = Claim(nb.eager_bytes, SIZES, functools.partial(by_programs, nb.attention))
+    return question(nb.attention_spec, *HEADS, kernel=False, claims=[claim])
 
 
 def puzzle_2(nb: Any) -> Question:
-    run = functools.partial(shapes_of, nb.fused_attention)
-    return question(nb.attention_spec, *HEADS, kernel=False, claims=[programs_claim(nb.fused_bytes, run, *SIZES)])
+    claim = Claim(nb.fused_bytes, SIZES, functools.partial(by_programs, nb.fused_attention))
+    return question(nb.attention_spec, *HEADS, kernel=False, claims=[claim])
+
+
+def by_programs(fn: Any, H: int, T: int, D: int) -> Count:
+    """How many bytes the programs of fn move, one by one.
+
+    Each operation is a program that takes its arrays from HBM and puts its results there; a jitted function is one.
+    """
+    programs = operations(fn, [jax.ShapeDtypeStruct((H, T, D), jnp.bfloat16)] * 3)
+    total = sum(each.moved_bytes for each in programs)
+    written = sum(out.nbytes for each in programs for out in each.outs)
+    slips = [("if no program read anything", written), ("if no program wrote anything", total - written)]
+    slips += [(f"without {each.name}", total - each.moved_bytes) for each in programs]
+
+    def named(arrays: Any) -> str:
+        return listed([f"{x.dtype}{list(x.shape)}" for x in arrays])
+
+    parts = [f"{p.name}: {p.moved_bytes:,.0f} bytes, {named(p.arrays)} in, {named(p.outs)} out" for p in programs]
+    return Count(f"the {plural(len(programs), 'program')} move", total, parts, slips)
 
 
 def puzzle_3(nb: Any) -> Question:

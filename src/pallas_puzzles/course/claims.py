@@ -10,14 +10,12 @@ import numpy as np
 
 from ..diagnose.findings import Finding
 from ..ir.capture import SourceLine, capture, source_line
-from ..ir.eager import operations
 from ..ir.ops import nbytes_of
 from ..ir.readers import for_the_reader
 from ..lens import gpu
-from ..lens.machine import Figures, figures, listed, run_call, trace
+from ..lens.machine import Figures, figures, run_call, trace
 from ..lens.tally import tally
 from ..lens.watchdog import time_limit
-from ..text import plural
 from . import machines
 from .arrays import quickly_expected
 from .inputs import draw, seed_of
@@ -139,33 +137,6 @@ def vmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple
 def gmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
     """model(*case) is how many bytes `run(*case)`, a kernel for a GPU and its arguments, moves to and from GMEM."""
     return Claim(model, cases, lambda *args: _gmem_traffic(*run(*args)))
-
-
-def programs_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple[Any, ...]) -> Claim:
-    """model(*case) is how many bytes the programs of `run(*case)`, which returns (function, shapes), move one by one.
-
-    Each operation is a program that takes its arrays from HBM and puts its results there; a jitted function is one.
-    """
-    return Claim(model, cases, lambda *args: _by_programs(*run(*args)))
-
-
-def _by_programs(fn: Callable[..., Any], shapes: Sequence[Any]) -> Count:
-    programs = operations(fn, shapes)
-    total = sum(each.moved_bytes for each in programs)
-    written = sum(out.nbytes for each in programs for out in each.outs)
-    slips = [("if no program read anything", written), ("if no program wrote anything", total - written)]
-    slips += [(f"without {each.name}", total - each.moved_bytes) for each in programs]
-    parts = [
-        f"{each.name}: {_bytes(each.moved_bytes)}, {listed([*map(_array, each.arrays)])} in, "
-        f"{listed([*map(_array, each.outs)])} out"
-        for each in programs
-    ]
-    return Count(f"the {plural(len(programs), 'program')} move", total, parts, slips)
-
-
-def _array(array: Any) -> str:
-    """'float32[8, 128]'."""
-    return f"{array.dtype}{list(array.shape)}"
 
 
 def measured(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Figures, float]:
