@@ -13,7 +13,7 @@ from ..ir.capture import SourceLine, capture, source_line
 from ..ir.ops import nbytes_of
 from ..ir.readers import for_the_reader
 from ..lens import gpu
-from ..lens.machine import Figures, figures, run_call, trace
+from ..lens.machine import Figures, figures, run_call
 from ..lens.tally import tally
 from ..lens.watchdog import time_limit
 from . import machines
@@ -140,9 +140,16 @@ def gmem_claim(model: Callable[..., Any], run: Callable[..., Any], *cases: tuple
 
 
 def measured(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Figures, float]:
-    """The figures of the one call in fn(*args), and the FLOPs of its matrix products."""
-    (traced,) = trace(fn, *args).traces
-    return figures(traced), sum(tally(traced.call).mxu_flops.values())
+    """The figures of the one call in fn(*args), and the FLOPs of its matrix products, without the arithmetic."""
+    found = []
+
+    def count(call: Any, *_: Any) -> list[Any]:
+        found.append((figures(run_call(call, plan_only=True)), sum(tally(call).mxu_flops.values())))
+        return [np.zeros(o.shape, o.dtype) for o in call.outs]
+
+    capture(fn, *args, on_call=count)
+    (counted,) = found
+    return counted
 
 
 # --- sums of bytes ---------------------------------------------------------------------------------------------------
@@ -320,7 +327,7 @@ def cheapest_that_fits(
 
     def counted(*sizes_and_plan: Any) -> float | str:
         (*sizes, limits), plan = sizes_and_plan[:count], sizes_and_plan[count:]
-        costs, flops = _counted(*run(*sizes, *plan))
+        costs, flops = measured(*run(*sizes, *plan))
         if costs.vmem_bytes > room(limits):
             return f"which holds {costs.vmem_bytes:,} bytes of VMEM; there are {room(limits):,}"
         return cost(costs, flops, limits)
@@ -331,16 +338,3 @@ def cheapest_that_fits(
 def hbm_choice(pick: Callable[..., Any], run: Any, plans: Any, draw: Any, own: Any = ()) -> Cheapest:
     """pick(*sizes, vmem_bytes) is the plan that moves the fewest bytes, of those whose VMEM fits."""
     return cheapest_that_fits(pick, run, plans, draw, lambda costs, *_: costs.hbm_bytes, _bytes, lambda room: room, own)
-
-
-def _counted(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Figures, float]:
-    """What `measured` returns, without the arithmetic."""
-    found = []
-
-    def count(call: Any, *_: Any) -> list[Any]:
-        found.append((figures(run_call(call, plan_only=True)), sum(tally(call).mxu_flops.values())))
-        return [np.zeros(o.shape, o.dtype) for o in call.outs]
-
-    capture(fn, *args, on_call=count)
-    (counted,) = found
-    return counted
