@@ -1,6 +1,7 @@
 """Judges plain array code, without a kernel in it: under jit, exact in value, shape and dtype, and drawn when wrong."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -38,31 +39,28 @@ CourseOf = Callable[..., Course | None]  # (args, blocks, got, want) -> referenc
 Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
 
 
+@dataclasses.dataclass(eq=False)
 class Judging:
     """An answer that runs on one case after the other, up to the first thing that is wrong.
 
     explain(*args, got=, want=, **keywords) returns what a wrong result means, in words, and a picture of it as text.
-    course: makes the course's result of the same data. example: the first case, once it has passed.
+    course: makes the course's result of the same data. also: says what the course's solution does, too. example: the
+    first case, once it has passed.
     """
 
-    explain_error = staticmethod(explain_array_error)
+    fn: Callable[..., Any]
+    tolerance: Tolerance | None
+    explain: Explain | None = None
+    guard: Guard = dataclasses.field(default_factory=Guard)
+    lookout: Lookout = dataclasses.field(default_factory=lambda: Lookout({}, {}, ()))
+    wanted: "Wanted" = dataclasses.field(default_factory=dict)
+    course: CourseOf | None = None
+    also: Callable[..., frozenset[Any]] = lambda args, blocks: frozenset()
+    example: Draw | None = None
+    figures: list[Any] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        tolerance: Tolerance | None,
-        explain: Explain | None = None,
-        guard: Guard | None = None,
-        lookout: Lookout | None = None,
-    ):
-        self.fn, self.tolerance, self.explain = fn, tolerance, explain
-        self.guard, self.lookout = guard or Guard(), lookout or Lookout({}, {}, ())
-        self.course: CourseOf | None = None
-        self.also: Callable[..., frozenset[Any]] = lambda args, blocks: frozenset()  # what the course's solution does
-        self.wanted: Wanted = {}
-        self.example: Draw | None = None
-        self.figures: list[Any] = []
-        self.notes: list[str] = []
+    explain_error = staticmethod(explain_array_error)
 
     def run_case(self, draw: Draw) -> Verdict | None:
         """The verdict on one draw when it is not a pass, else None."""
@@ -121,12 +119,11 @@ class Judging:
         return self.explain(*draw.args, got=got, want=want, **keywords) if self.explain else ("", "")
 
 
+@dataclasses.dataclass(eq=False)
 class ArrayJudge(Judging):
     """Judges array code. figures: what is sent from device to device, where there are several."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        self.operations: list[int] = []
+    operations: list[int] = dataclasses.field(default_factory=list)
 
     def run_case(self, draw: Draw) -> Verdict | None:
         args, want, case = draw.args, draw.want, draw.case

@@ -180,13 +180,12 @@ class _Answer:
         """The verdict, as it was seen. only: one case and draw of it, and nothing but right or wrong."""
         barred = _barred(self.known, asked)
         helpers = helpers_of(self.known, self.holes, self.names) if self.known else []
-        lookout = None if is_brief() else self._lookout(asked.spec, barred, helpers)
+        lookout = Lookout({}, {}, ()) if is_brief() else self._lookout(asked.spec, barred, helpers)
         tolerance = tolerance_of(asked.tol)
-        answer = self.fn, tolerance, asked.explain, self.guard, lookout
+        answer = self.fn, tolerance, asked.explain, self.guard, lookout, self.wanted
         judge: Judging = ArrayJudge(*answer)
         if asked.kernel:
             judge = Judge(*answer, allow=asked.allow, barred=barred, kind=self.kind)
-        judge.wanted = self.wanted
         if self.known and self.rounding:
             judge.also = functools.partial(seen_in_course, self.known.id)
             judge.course = functools.partial(course_of, self.known.id, asked.spec, tolerance)

@@ -55,7 +55,7 @@ class Finale(Displayed):
         return [
             (each.number, each.title, *_cells(figures, self.book.accelerator))
             for each in self.book.puzzles
-            if (figures := self.state.figures(each.id))
+            if (figures := self.state.entry(each.id).get("figures"))
         ]
 
     def columns(self) -> tuple[str, ...]:

@@ -171,15 +171,18 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
 class _Trials:
     """An answer beside the course's, with what trying one with parts of the other has shown.
 
-    written: the reader's functions. answer, right: these and the course's, in one form. found: their differences.
-    chosen: those that have to be undone, as far as is known. enough: whoever undoes them gets everything right.
+    written: the reader's functions. extra: what else the reader has, beside the course's own names. answer, right:
+    `written` and the course's, in one form. found: their differences. chosen: those that have to be undone, as far as
+    is known. enough: whoever undoes them gets everything right.
     """
 
     def __init__(self, puzzle: Puzzle, names: Mapping[str, Any], used: set[str], entry: Entry, effort: Effort) -> None:
         self.puzzle, self.names, self.entry, self.effort = puzzle, names, entry, effort
         self.written = _answer(puzzle, names, used)
         self.course = cases.solutions(puzzle)
-        self.extra, self.own = _extra(puzzle, names), set(puzzle.holes)
+        theirs = curriculum.given_names(puzzle)
+        self.extra = {name: value for name, value in names.items() if name not in theirs and not name.startswith("__")}
+        self.own = set(puzzle.holes)
         inner = [n for node in self.written.values() for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
         self.local = [n for n in inner if n not in self.written.values() and not n.decorator_list and n.args.args]
         self.helpers = _helpers(self.extra, [code_of(names[name]).co_filename for name in self.written])
@@ -347,12 +350,6 @@ def _given_to(helper: ast.FunctionDef, function: ast.FunctionDef) -> dict[str, s
     calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == helper.name]
     names = [a.arg for a in helper.args.args]
     return {ast.unparse(value): name for call in calls for value, name in zip(call.args, names, strict=False)}
-
-
-def _extra(puzzle: Puzzle, names: Mapping[str, Any]) -> dict[str, Any]:
-    """What the reader has beside the course's own names: modules, constants, helper functions."""
-    given = curriculum.given_names(puzzle)
-    return {name: value for name, value in names.items() if name not in given and not name.startswith("__")}
 
 
 def _called(puzzle: Puzzle) -> dict[str, str]:

@@ -28,7 +28,7 @@ from .claims import Asked
 from .collecting import is_brief
 from .guard import is_ours
 from .inputs import SALT, Budget, Case, Draw, Input, Question, seed_of
-from .machines import TPU, machine_of, reached, remembered, trace
+from .machines import TPU, Machine, machine_of, reached, remembered, trace
 from .reference import mark_of
 
 CONFIRM_LIMIT_S = 90.0  # what the lens has passed does end: JAX's simulator may take its time on a busy machine
@@ -105,25 +105,24 @@ _OTHERWISE_WRONG = frozenset(
 _MAY_BE_RIGHT = frozenset("carry stale born overflow unread padding".split())
 
 
+@dataclasses.dataclass(eq=False)
 class Judge(Judging):
-    """Judges an answer with kernels."""
+    """Judges an answer with kernels.
+
+    allow, barred: what may and what may not work outside of them, and why. kind: see machines.remembered. chip: that
+    the answer asks for. machine: of the kind of kernel that it reaches. programs: of the blocks that were asked for
+    last. beyond: whether JAX's simulator has run what the lens could not.
+    """
+
+    allow: Sequence[str] | None = None
+    barred: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    kind: Programs = dataclasses.field(default_factory=dict)
+    chip: str = CHIP
+    machine: Machine = TPU
+    programs: tuple[dict[str, Any], Programs] = dataclasses.field(default_factory=lambda: ({}, {}))
+    beyond: bool = False
 
     explain_error = staticmethod(explain_error)
-
-    def __init__(
-        self,
-        *args: Any,
-        allow: Sequence[str] | None = None,
-        barred: Mapping[str, str] | None = None,
-        kind: Programs | None = None,
-    ):
-        super().__init__(*args)
-        self.allow, self.barred = allow, barred or {}
-        self.chip = CHIP  # that the answer asks for
-        self.machine = TPU  # of the kind of kernel that it reaches
-        self.programs: tuple[dict[str, Any], Programs] = {}, {}  # of the blocks that were asked for last
-        self.kind: Programs = {} if kind is None else kind  # see machines.remembered
-        self.beyond = False  # whether JAX's simulator has run what the lens could not
 
     def run_case(self, draw: Draw) -> Verdict | None:
         """The verdict on one draw when it is not a pass, else None."""

@@ -58,18 +58,13 @@ class Progress:
     def hints_in(self, book: Notebook) -> int:
         return sum(self.entry(each.id)["hints"] for each in book.puzzles)
 
-    def figures(self, puzzle_id: str) -> dict[str, float]:
-        """What the last right answer cost, {} where that is not known."""
-        return self.entry(puzzle_id).get("figures", {})
-
     def waits_for(self, puzzle: Puzzle) -> Puzzle | None:
         """The puzzle to be solved before this one opens; None when it is open, also because somebody has tried it."""
         entry = self.entry(puzzle.id)
         if entry["solved"] or entry["attempts"] or entry.get("opened"):
             return None
-        book = curriculum.notebook(puzzle.path).puzzles
-        place = [each.id for each in book].index(puzzle.id)
-        return book[place - 1] if place and not self.solved(book[place - 1].id) else None
+        before = [None, *curriculum.until(puzzle)][-2]
+        return before if before and not self.solved(before.id) else None
 
     def next(self) -> Puzzle | None:
         """The first unsolved puzzle of the notebook that was last solved in, else of the whole course."""
