@@ -144,15 +144,11 @@ def pointed_into_holes(
     findings: Sequence[Finding], holes: dict[str, types.CodeType], helpers: Sequence[types.CodeType]
 ) -> list[Finding]:
     """The findings with a line that the reader has written: not one of what was given around it."""
-    ranges = ranges_of([*holes.values(), *helpers])
     called = {name for code in holes.values() for name in code.co_names}
     outermost = [code for name, code in holes.items() if name not in called]
 
-    def own(line: Any) -> bool:
-        return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges)
-
     def line_for(finding: Finding) -> Any:
-        near = (line for line in (finding.line, *finding.near, *finding.maps) if own(line))
+        near = (x for x in (finding.line, *finding.near, *finding.maps) if _is_in(x, [*holes.values(), *helpers]))
         named = (code for name, code in holes.items() if name in finding.cause)
         code = next(named, None) or [*outermost, *holes.values()][0]
         return next(near, None) or source_line(code.co_filename, code.co_firstlineno)
@@ -162,15 +158,16 @@ def pointed_into_holes(
 
 def function_at(line: Any, holes: dict[str, types.CodeType]) -> str:
     """The hole that a line of the reader's stands in, "" if it is in none."""
-    for name, code in holes.items():
-        if line and line.file == code.co_filename and code.co_firstlineno <= line.line <= _last_line(code):
-            return name
-    return ""
+    return next((name for name, code in holes.items() if _is_in(line, [code])), "")
+
+
+def _is_in(line: Any, codes: Iterable[types.CodeType]) -> bool:
+    return line is not None and any(line.file == f and a <= line.line <= b for f, a, b in ranges_of(codes))
 
 
 def _last_line(code: types.CodeType) -> int:
-    inner = [_last_line(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return max([line for _, _, line in code.co_lines() if line is not None] + inner, default=code.co_firstlineno)
+    lines = (line for each in _with_inner([code]) for _, _, line in each.co_lines() if line is not None)
+    return max(lines, default=code.co_firstlineno)
 
 
 def _with_inner(codes: Sequence[types.CodeType]) -> Iterator[types.CodeType]:
