@@ -33,7 +33,9 @@ class Machine:
     confirmed = property(lambda self: "")
     figures: Callable[[Any], list[Any]] = staticmethod(lambda run: [machine.figures(t) for t in run.traces])
     diagnose: Callable[[Any, Any, Tolerance | None], Diagnosis] = staticmethod(diagnose.diagnose)
-    over_budget: Callable[[Any, list[Any], Budget], list[Finding]] = staticmethod(budgets.over_budget)
+    over_budget: Callable[[Any, list[Any], Budget], list[Finding]] = staticmethod(
+        lambda run, costs, budget: budgets.over_budget(run, costs, budget)
+    )
 
     def refusal(self, fn: Callable[..., Any], args: Sequence[Any], chip: str) -> Any:
         """Why the front end of the compiler refuses a function, a Refusal, or None."""
