@@ -47,8 +47,8 @@ def isolated(
     used: set[str],
     works: Works,
     works_everywhere: Works,
-    fails: bool = False,
-    slipped: bool = True,
+    fails: bool,
+    slipped: bool,
 ) -> list[Correction]:
     """What would have to change in an answer for it to work; [] where that can't be told.
 

@@ -69,12 +69,9 @@ class Progress:
     def next(self) -> Puzzle | None:
         """The first unsolved puzzle of the notebook that was last solved in, else of the whole course."""
         everything = curriculum.all_puzzles()
+        latest = max(everything, key=lambda each: self.entry(each.id)["solved"] or "").notebook
         unsolved = [each for each in everything if not self.solved(each.id)]
-        solved = [each for each in everything if self.solved(each.id)]
-        if solved:
-            latest = max(solved, key=lambda each: self.entry(each.id)["solved"])
-            unsolved.sort(key=lambda each: each.notebook != latest.notebook)  # stable: the course's order stays
-        return unsolved[0] if unsolved else None
+        return min(unsolved, key=lambda each: each.notebook != latest, default=None)  # the first of equals
 
     def __str__(self) -> str:
         return "\n".join(line for _, line in self.lines())
