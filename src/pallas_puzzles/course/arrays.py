@@ -40,12 +40,14 @@ Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> 
 
 
 @dataclasses.dataclass(eq=False)
-class Judging:
-    """An answer that runs on one case after the other, up to the first thing that is wrong.
+class ArrayJudge:
+    """Judges an answer on one draw after the other, up to the first thing that is wrong: here array code, and in Judge
+    what has kernels.
 
     explain(*args, got=, want=, **keywords) returns what a wrong result means, in words, and a picture of it as text.
     course: makes the course's result of the same data. also: says what the course's solution does, too. example: the
-    first case, once it has passed.
+    first draw, once it has passed. figures: what it costs; of array code, what is sent between devices, if there are
+    any. operations: how many there are in array code.
     """
 
     fn: Callable[..., Any]
@@ -58,24 +60,20 @@ class Judging:
     also: Callable[..., frozenset[Any]] = lambda args, blocks: frozenset()
     example: Draw | None = None
     figures: list[Any] = dataclasses.field(default_factory=list)
+    operations: list[int] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     explain_error = staticmethod(explain_array_error)
 
-    def run_case(self, draw: Draw) -> Verdict | None:
-        """The verdict on one draw when it is not a pass, else None."""
-        raise NotImplementedError
-
-    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> Verdict | None:
-        """What JAX has to say against a pass, or None. want: makes what is right."""
-        raise NotImplementedError
-
-    def gained(self) -> str:
-        """What a right answer costs, in a line."""
-        return costs.gained(self.figures)
-
     def passed(self) -> Verdict:
-        return self.verdict("passed", [], gained=self.gained())
+        """Says what a right answer costs, in a line."""
+        gained = costs.gained(self.figures)
+        if self.operations and not gained:
+            fewest, most = min(self.operations), max(self.operations)
+            count = f"{most}" if fewest == most else f"{fewest} to {most}"
+            words = f"{count} array operation{'s' if most != 1 else ''}"
+            gained = f"It runs under jit, whatever the values are: {words}."
+        return self.verdict("passed", [], gained=gained)
 
     def confirmed(self, passed: Verdict, spec: Callable[..., Any]) -> Verdict:
         """The verdict after JAX has been asked about the first case, too."""
@@ -118,17 +116,11 @@ class Judging:
         got, want = (jax.tree.map(np.asarray, tree) for tree in (got, draw.want))
         return self.explain(*draw.args, got=got, want=want, **keywords) if self.explain else ("", "")
 
-
-@dataclasses.dataclass(eq=False)
-class ArrayJudge(Judging):
-    """Judges array code. figures: what is sent from device to device, where there are several."""
-
-    operations: list[int] = dataclasses.field(default_factory=list)
-
     def run_case(self, draw: Draw) -> Verdict | None:
+        """The verdict on one draw when it is not a pass, else None."""
         args, want, case = draw.args, draw.want, draw.case
         try:
-            got, jaxpr, run = self._run(args, case.blocks)
+            got, jaxpr, run = self._traced(args, case.blocks)
         except (Exception, TimeLimit) as error:
             if self.lookout.found is None:
                 return self.error(error)
@@ -156,7 +148,7 @@ class ArrayJudge(Judging):
                 finding = finding.but(kind="explained", cause=f"{finding.cause} {words}")
         return self.failed([finding], picture=picture)
 
-    def _run(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, Any, Run | None]:
+    def _traced(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, Any, Run | None]:
         """What the function returns under jit, as NumPy arrays, its program, and the machine's run of it."""
         fn, run = functools.partial(self.fn, **blocks), None
         programs: Programs = {}
@@ -176,7 +168,7 @@ class ArrayJudge(Judging):
             return jax.tree.map(np.asarray, for_the_reader(fn, *map(jax.numpy.asarray, args)))
 
     def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> Verdict | None:
-        """The verdict when the function does something else compiled, or None."""
+        """What JAX has to say against a pass, or None. want: makes what is right."""
         if is_brief():
             return None
         try:
@@ -185,12 +177,6 @@ class ArrayJudge(Judging):
             return self.error(error)
         finding = compare(got, want(), self.tolerance)
         return None if finding is None else self.failed([finding])
-
-    def gained(self) -> str:
-        fewest, most = min(self.operations), max(self.operations)
-        count = f"{most}" if fewest == most else f"{fewest} to {most}"
-        words = f"It runs under jit, whatever the values are: {count} array operation{'s' if most != 1 else ''}."
-        return super().gained() or words
 
 
 def expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from ..lens.machine import listed
 from ..view.costs import totals
 from ..view.verdict import Verdict, emit
 from . import cases, curriculum, isolate
-from .arrays import ArrayJudge, Judging, Wanted
+from .arrays import ArrayJudge, Wanted
 from .claims import Claim
 from .collecting import collecting, current, is_brief
 from .finale import around, finale
@@ -183,7 +183,7 @@ class _Answer:
         lookout = Lookout({}, {}, ()) if is_brief() else self._lookout(asked.spec, barred, helpers)
         tolerance = tolerance_of(asked.tol)
         answer = self.fn, tolerance, asked.explain, self.guard, lookout, self.wanted
-        judge: Judging = ArrayJudge(*answer)
+        judge = ArrayJudge(*answer)
         if asked.kernel:
             judge = Judge(*answer, allow=asked.allow, barred=barred, kind=self.kind)
         if self.known and self.rounding:
@@ -200,7 +200,7 @@ class _Answer:
                     verdict.findings = pointed_into_holes(verdict.findings, holes, helpers)
         return verdict
 
-    def _judged(self, asked: Question, judge: Judging, only: tuple[int, int] | None) -> Verdict:
+    def _judged(self, asked: Question, judge: ArrayJudge, only: tuple[int, int] | None) -> Verdict:
         first, last = ([c for c in asked.claims if c.last == late] for late in (False, True))
         if only == CLAIMS:
             untrue = claimed([*first, *last], judge)

@@ -23,7 +23,7 @@ from ..lens.machine import Beyond, Refused, Run
 from ..lens.watchdog import TimeLimit, time_limit
 from ..targets.simulate import SimulatorError, SimulatorTimeout, SimulatorUnable
 from ..view.verdict import TileMap, Verdict
-from .arrays import TIME_LIMIT_S, Judging, compare, wanted
+from .arrays import TIME_LIMIT_S, ArrayJudge, compare, wanted
 from .claims import Asked
 from .collecting import is_brief
 from .guard import is_ours
@@ -37,8 +37,8 @@ CLAIMS = (-1, 0)  # in the place of a case and draw: what functions of the reade
 OTHER_GARBAGE = 0.7  # in the second run of a kernel that reads uninitialised memory: a value like any other
 
 
-def judge_cases(puzzle: str, judge: Judging, asked: Question, only: tuple[int, int] | None = None) -> Verdict:
-    """The verdict on every case. JAX is yet to be asked about what passes: see `Judging.confirmed`."""
+def judge_cases(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[int, int] | None = None) -> Verdict:
+    """The verdict on every case. JAX is yet to be asked about what passes: see `ArrayJudge.confirmed`."""
     drawn: Iterable[Draw] = draws(puzzle, asked.cases, asked.seed)
     if only is not None:
         drawn = [each for each in drawn if each.place == only]
@@ -85,7 +85,7 @@ def _said(value: Any) -> str:
     return getattr(value, "__name__", str(value))
 
 
-def claimed(claims: Sequence[Asked], judge: Judging) -> Verdict | None:
+def claimed(claims: Sequence[Asked], judge: ArrayJudge) -> Verdict | None:
     """The verdict on the first claim that is not true, or None."""
     for claim in claims:
         try:
@@ -106,7 +106,7 @@ _MAY_BE_RIGHT = frozenset("carry stale born overflow unread padding".split())
 
 
 @dataclasses.dataclass(eq=False)
-class Judge(Judging):
+class Judge(ArrayJudge):
     """Judges an answer with kernels.
 
     allow, barred: what may and what may not work outside of them, and why. kind: see machines.remembered. chip: that
