@@ -13,6 +13,7 @@ from typing import Any
 
 from ..diagnose.corrections import Correction
 from ..diagnose.diagnose import ROUGH
+from ..diagnose.findings import Tolerance
 from ..diagnose.lookout import Lookout
 from ..ir.capture import Programs, pointing_into
 from ..lens.machine import listed
@@ -37,7 +38,7 @@ from .holes import (
     why_apart,
 )
 from .inputs import Budget, Case, Draw, Question, Subject, question
-from .judge import CLAIMS, Judge, claimed, draws, judge_cases, tolerance_of
+from .judge import CLAIMS, Judge, claimed, draws, judge_cases
 from .progress import record
 from .reference import course_of, seen_in_course
 from .told import told, with_unused
@@ -181,7 +182,7 @@ class _Answer:
         barred = _barred(self.known, asked)
         helpers = helpers_of(self.known, self.holes, self.names) if self.known else []
         lookout = Lookout({}, {}, ()) if is_brief() else self._lookout(asked.spec, barred, helpers)
-        tolerance = tolerance_of(asked.tol)
+        tolerance = None if asked.tol is None else Tolerance(asked.tol)
         answer = self.fn, tolerance, asked.explain, self.guard, lookout, self.wanted
         judge = ArrayJudge(*answer)
         if asked.kernel:
@@ -317,7 +318,7 @@ def check_call(
 
     allow=None: any work outside of the kernels is fine. confirm: let the TPU front end and JAX's simulator have a say.
     """
-    judge = Judge(fn, tolerance_of(tol), allow=allow)
+    judge = Judge(fn, None if tol is None else Tolerance(tol), allow=allow)
 
     def verdict() -> Verdict:
         found = judge.run_case(Draw(Case(tuple(args), blocks, budget), want=want))

@@ -14,7 +14,7 @@ from ..budgets.costs import too_much_outside
 from ..budgets.tpu import dropped
 from ..diagnose.diagnose import SEEN_IN_VALUES, explain_garbage, wrong_results
 from ..diagnose.errors import explain_error
-from ..diagnose.findings import GARBAGE_READS, Diagnosis, Finding, Tolerance
+from ..diagnose.findings import GARBAGE_READS, Diagnosis, Finding
 from ..diagnose.outside import explain_barred, explain_outside
 from ..ir.capture import CHIP, SPARSE_CHIP, Programs
 from ..ir.ops import garbage
@@ -63,10 +63,6 @@ def draws(puzzle: str, cases: Sequence[Case], seed: int | None) -> Iterator[Draw
         for i in range(DRAWS if number == 0 and drawn else 1):
             own = 0 if number == 0 or not SALT else seed_of(f"{puzzle}, variant {number}", i)
             yield Draw(case, (number, i), seed if seed is not None else own if i == 0 else seed_of(puzzle, i))
-
-
-def tolerance_of(tol: float | None) -> Tolerance | None:
-    return None if tol is None else Tolerance(tol)
 
 
 def _which(draw: Draw) -> str:
