@@ -34,7 +34,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("PALLAS_PUZZLES_HOME", str(folder))
     monkeypatch.setenv("PALLAS_PUZZLES_COURSE", str(demo_course.make(tmp_path / "course")))
     monkeypatch.setattr(store, "_said", set())
-    monkeypatch.setattr(store, "_unsaved", {})
+    monkeypatch.setattr(store, "_unsaved", [])
     return folder
 
 

@@ -28,8 +28,10 @@ VERSION = 1
 Entry = dict[str, Any]
 NEW: Entry = {"solved": None, "hints": 0, "attempts": 0}
 
+_Change = Callable[[dict[str, Entry]], object]  # of all entries
+
 _said: set[str] = set()  # notices of this process
-_unsaved: dict[str, Entry] = {}  # what this process could not write; the next write that works takes it along
+_unsaved: list[_Change] = []  # what this process could not write; the next write that works takes it along
 
 
 class _Unusable(Exception):
@@ -183,7 +185,7 @@ def load() -> Progress:
         _say(str(reason))
         with contextlib.suppress(_Unusable, OSError):
             recorded = _read()  # a folder that cannot be written may still be read
-    return Progress(_with_unsaved(recorded))
+    return Progress(_changed(recorded))
 
 
 progress = load  # the name in notebooks
@@ -191,14 +193,14 @@ progress = load  # the name in notebooks
 
 def record(puzzle_id: str, solved: bool, figures: Mapping[str, float] | None = None) -> bool:
     """Counts an attempt; a puzzle that is solved once stays solved. True when this is what solved it. Never raises."""
-    first = False
+    first, now = False, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
     def change(entry: Entry) -> None:
         nonlocal first
         entry["attempts"] += 1
         first = solved and not entry["solved"]
         if first:
-            entry["solved"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+            entry["solved"] = now
         if solved and figures:
             entry["figures"] = dict(figures)
 
@@ -224,15 +226,8 @@ def record_opened(puzzle_id: str) -> None:
 
 def forget(puzzle_ids: Iterable[str]) -> None:
     """Takes puzzles back to the start: not solved, no hints, no attempts. Never raises."""
-    gone = set(puzzle_ids)
-    for each in gone:
-        _unsaved.pop(each, None)
-    try:
-        with _locked():
-            _write({key: entry for key, entry in _with_unsaved(_read()).items() if key not in gone})
-            _unsaved.clear()
-    except _Unusable as reason:
-        _say(str(reason))
+    gone = [*puzzle_ids]
+    _save(lambda puzzles: [puzzles.pop(each, None) for each in gone])
 
 
 def hints_left(puzzle: Puzzle) -> int:
@@ -260,29 +255,29 @@ def hint_text(puzzle: Puzzle, number: int) -> str:
 
 
 def _update(puzzle_id: str, change: Callable[[Entry], None]) -> Entry:
-    """Reads, changes and writes one entry while nobody else does; in memory alone where writing is impossible."""
+    """One entry after a change to it."""
+    return _save(lambda puzzles: change(puzzles.setdefault(puzzle_id, dict(NEW))))[puzzle_id]
+
+
+def _save(change: _Change) -> dict[str, Entry]:
+    """The entries after a change, made while nobody else makes one; in memory alone where writing is impossible."""
     try:
         with _locked():
-            puzzles = _with_unsaved(_read())
-            entry = puzzles.setdefault(puzzle_id, dict(NEW))
-            change(entry)
+            puzzles = _changed(_read(), change)
             _write(puzzles)
             _unsaved.clear()
+            return puzzles
     except _Unusable as reason:
         _say(str(reason))
-        entry = _unsaved.setdefault(puzzle_id, dict(NEW))
-        change(entry)
-    return entry
+        _unsaved.append(change)
+        return load().puzzles
 
 
-def _with_unsaved(recorded: dict[str, Entry]) -> dict[str, Entry]:
+def _changed(recorded: dict[str, Entry], *more: _Change) -> dict[str, Entry]:
+    """The entries of the file, with what this process has yet to write."""
     puzzles = {key: {**NEW, **entry} for key, entry in recorded.items()}
-    for key, more in _unsaved.items():
-        entry = puzzles.setdefault(key, dict(NEW))
-        entry["solved"] = entry["solved"] or more["solved"]
-        entry["hints"] = max(entry["hints"], more["hints"])
-        entry["attempts"] += more["attempts"]
-        entry.update({each: more[each] for each in ("opened", "figures") if each in more})
+    for change in [*_unsaved, *more]:
+        change(puzzles)
     return puzzles
 
 
