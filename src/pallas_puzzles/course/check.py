@@ -152,15 +152,14 @@ class _Answer:
             verdict = self._explained(asked)
         if not known or is_brief():
             return verdict
-        before: dict[str, Any] = {}
+        before: list[str] = []
         apart: list[str] = []
         notes: list[str] = []
         with self.guard.explaining():
-            before = unwritten_before(known, self.fn) if verdict.status in ("failed", "error") else {}
+            before = unwritten_before(known, self.fn) if verdict.status in ("failed", "error") else []
             apart, notes = why_apart(known, self.fn, asked.spec, own is not None, entry is not None, given, self.names)
         if before:
-            to_write = [f"{hole} of {each.id}" for hole, each in before.items()]
-            said = f"This uses {listed(to_write)}, where it still says YOUR CODE HERE: write that first."
+            said = f"This uses {listed(before)}, where it still says YOUR CODE HERE: write that first."
             verdict = Verdict(self.puzzle, "unsolved", [], "", next=said)
         verdict.notes = [*apart, *verdict.notes, *notes]
         if verdict and apart:

@@ -45,11 +45,11 @@ def unwritten(fn: Callable[..., Any], puzzles: Sequence[Any] | None = None) -> l
     return [*dict.fromkeys(found)]  # two notebooks may have holes of one name
 
 
-def unwritten_before(known: Any, fn: Callable[..., Any]) -> dict[str, Any]:
-    """The holes of earlier puzzles that `fn` uses and that still hold the skeleton's code, each with its puzzle."""
+def unwritten_before(known: Any, fn: Callable[..., Any]) -> list[str]:
+    """The holes of earlier puzzles that `fn` uses and that still hold the skeleton's code: "row_sum of basics/9"."""
     *earlier, _ = curriculum.until(known)
     missing = unwritten(fn, earlier)
-    return {hole: each for each in earlier for hole in each.holes if hole in missing}
+    return [f"{hole} of {each.id}" for each in earlier for hole in each.holes if hole in missing]
 
 
 def names_used(fn: Any) -> set[str]:

@@ -54,11 +54,7 @@ class _Stop(Exception):
 
 
 def run(
-    puzzle_id: str,
-    *,
-    source: Path | None = None,
-    overlay: Path | str | None = None,
-    judge: bool = True,
+    puzzle_id: str, *, source: Path | None = None, overlay: Path | str | None = None, judge: bool = True
 ) -> Verdict:
     """Runs a notebook up to and including the check of one puzzle, and returns the verdict.
 
