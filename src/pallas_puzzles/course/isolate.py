@@ -182,7 +182,6 @@ class _Trials:
         self.course = cases.solutions(puzzle)
         theirs = curriculum.given_names(puzzle)
         self.extra = {name: value for name, value in names.items() if name not in theirs and not name.startswith("__")}
-        self.own = set(puzzle.holes)
         inner = [n for node in self.written.values() for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
         self.local = [n for n in inner if n not in self.written.values() and not n.decorator_list and n.args.args]
         self.helpers = _helpers(self.extra, [code_of(names[name]).co_filename for name in self.written])
@@ -231,10 +230,8 @@ class _Trials:
             except _Enough:
                 return None
 
-        def group_of(name: str) -> str:
-            return name if name in self.own else ""
-
-        return that_matter(self.answer, self.found, is_right, MOST_RUNS, group_of, needed)
+        groups = {name: name for name in self.puzzle.holes}
+        return that_matter(self.answer, self.found, is_right, MOST_RUNS, lambda name: groups.get(name, ""), needed)
 
     def say(
         self, chosen: Sequence[Difference], named: Mapping[str, Mapping[str, str]] | None = None, **how: Any
@@ -251,7 +248,9 @@ class _Trials:
 
     def _names_in(self, helper: ast.FunctionDef, name: str, known: Mapping[str, str]) -> Names:
         """The names that values have in a helper which a function of the reader's calls. known: in that function."""
-        given = _given_to(helper, self.written[name])
+        nodes = [n for n in ast.walk(self.written[name]) if isinstance(n, ast.Call)]
+        calls = [n for n in nodes if getattr(n.func, "id", "") == helper.name]
+        given = {ast.unparse(x): a.arg for call in calls for x, a in zip(call.args, helper.args.args, strict=False)}
         uses = [(n, getattr(n, "use", None)) for n in ast.walk(self.answer[name])]
         parts = {ast.unparse(n): use.id for n, use in uses if isinstance(use, ast.Name) and use.id in given}
         return Names({**parts, **known}, given)
@@ -343,13 +342,6 @@ def _helpers(names: Mapping[str, Any], files: Sequence[str]) -> dict[str, ast.Fu
 
 def _is_in(function: ast.FunctionDef, line: int) -> bool:
     return function.lineno <= line <= (function.end_lineno or function.lineno)
-
-
-def _given_to(helper: ast.FunctionDef, function: ast.FunctionDef) -> dict[str, str]:
-    """The names of a function's arguments, by the text of what another one gives it."""
-    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == helper.name]
-    names = [a.arg for a in helper.args.args]
-    return {ast.unparse(value): name for call in calls for value, name in zip(call.args, names, strict=False)}
 
 
 def _called(puzzle: Puzzle) -> dict[str, str]:
