@@ -15,7 +15,7 @@ from .inputs import Question, Subject
 def entry(puzzle: Puzzle) -> Callable[[Any], Question] | None:
     """The function puzzle_9 of cases/NAME.py, which makes the question of Puzzle 9; None where there is none.
 
-    It is called with what the notebook defines, as attributes (see `given`).
+    It is called with what the notebook defines, as attributes (see `laid`).
     """
     return _functions(puzzle).get(f"puzzle_{puzzle.number}")
 
@@ -42,14 +42,6 @@ def _read(path: Path, mtime_ns: int, size: int) -> dict[str, Any]:
     return names
 
 
-def given(puzzle: Puzzle, answers: Mapping[str, Any]) -> dict[str, Any]:
-    """What the course's notebook defines, with a reader's answers in its holes: the reader's own changes do not count.
-
-    Tuples that have a name are the reader's, as theirs and the course's would be of two types.
-    """
-    return laid(puzzle, {}, {}, answers, tuples=True)
-
-
 def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
     """The course's own answers to a puzzle and to those before it, by the name of the hole."""
     return {name: node for each in until(puzzle) for name, node in top_functions(ast.parse(each.solution)).items()}
@@ -57,15 +49,16 @@ def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
 
 def laid(
     puzzle: Puzzle,
-    functions: Mapping[str, ast.FunctionDef],
-    extra: Mapping[str, Any],
-    answers: Mapping[str, Any],
+    functions: Mapping[str, ast.FunctionDef] = {},
+    extra: Mapping[str, Any] = {},
+    answers: Mapping[str, Any] = {},
     *,
     tuples: bool = False,
 ) -> dict[str, Any]:
-    """What the course's notebook defines, with these functions in its holes, and the reader's own in the others.
+    """What the course's notebook defines, with these functions in its holes, and a reader's answers in the others: the
+    reader's own changes do not count.
 
-    tuples: those that have a name are the reader's, too.
+    tuples: those that have a name are the reader's, too, as theirs and the course's would be of two types.
     """
     book = notebook(puzzle.path)
     names: dict[str, Any] = {**extra, "__name__": book.name}
@@ -87,7 +80,7 @@ def laid(
 def official(puzzle_id: str) -> Subject:
     """A puzzle as the course solves it: its function with the solution in the holes, and what is asked of it."""
     known = puzzle(puzzle_id)
-    names, asked = laid(known, solutions(known), {}, {}), entry(known)
+    names, asked = laid(known, solutions(known)), entry(known)
     if asked is None:
         raise CurriculumError(f"{puzzle_id} has no entry in cases/{known.notebook}.py")
     return Subject(fn=names[checked(known)], **vars(asked(types.SimpleNamespace(**names))))

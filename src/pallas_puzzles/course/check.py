@@ -144,7 +144,7 @@ class _Answer:
         if known and (to_write := untouched(known, self.holes)):
             said = f"Write {listed(to_write)}, where it says YOUR CODE HERE."
             return Verdict(self.puzzle, "unsolved", [], "", next=said)
-        given = cases.given(known, self.names) if known and entry else {}
+        given = cases.laid(known, answers=self.names, tuples=True) if known and entry else {}
         asked = own or entry(types.SimpleNamespace(**given))  # type: ignore[misc]
         if collection is not None and not collection.judge:
             verdict = Verdict(self.puzzle, "unjudged", [], "", subject=Subject(fn=self.fn, **vars(asked)))

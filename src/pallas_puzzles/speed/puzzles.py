@@ -28,7 +28,7 @@ def sizes_of(puzzle: curriculum.Puzzle, subject: Subject) -> Sizes:
     entry = cases.benchmark(puzzle)
     if entry is None:
         return Sizes(*(Size(case.inputs, case.blocks) for case in reversed(subject.cases)))
-    names = cases.laid(puzzle, cases.solutions(puzzle), {}, {})
+    names = cases.laid(puzzle, cases.solutions(puzzle))
     return entry(types.SimpleNamespace(**names))
 
 
