@@ -21,7 +21,7 @@ import numpy as np
 
 from pallas_puzzles.course import cases, curriculum, session
 from pallas_puzzles.course.arrays import compare, keyword_only, keywords_of, quickly_expected
-from pallas_puzzles.course.inputs import Case, Subject, draw
+from pallas_puzzles.course.inputs import Case, Draw, Subject, draw
 from pallas_puzzles.course.reference import course_of
 from pallas_puzzles.diagnose.diagnose import rounded
 from pallas_puzzles.diagnose.findings import Tolerance
@@ -141,12 +141,12 @@ def fits(subject: Subject, case: Case) -> bool:
 
 def refused(puzzle: str, subject: Subject, case: Case, seed: int) -> str:
     """What is said of one draw of a case: "" when it is accepted."""
-    args = draw(case.inputs, np.random.default_rng(seed))
-    want = quickly_expected(subject.spec, args, keywords_of(subject.spec, case.blocks))
-    run = trace(subject.fn, *args, **case.blocks)
+    drawn = Draw(case, seed=seed)
+    want = drawn.want = quickly_expected(subject.spec, drawn.args, keywords_of(subject.spec, case.blocks))
+    run = trace(subject.fn, *drawn.args, **case.blocks)
     if compare(*(jax.tree.map(np.asarray, jax.tree.leaves(x)) for x in (run.outputs, want)), WIDE):
         return "beyond any tolerance"
-    course = course_of(puzzle, subject.spec, WIDE, args, case.blocks, run.outputs, want)
+    course = course_of(puzzle, subject.spec, WIDE, drawn, run.outputs)
     found = rounded(run, want, course) if course else None
     return found.findings[0].cause if found else ""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_puzzles.course import cases, curriculum, session
+from pallas_puzzles.course.inputs import Case, Draw
 from pallas_puzzles.course.reference import course_of
 from pallas_puzzles.diagnose.rounding import excess
 from pallas_puzzles.ir.exact import in_float64
@@ -206,14 +207,18 @@ def test_another_function_than_the_courses_has_no_course_to_compare_with() -> No
     def spec(x: Any) -> Any:
         return 3 * x
 
-    assert course_of("basics/1", spec, None, (x, x), {}, 3 * x, 3 * x) is None, "it takes other arguments"
-    assert course_of("basics/1", spec, None, (x[0],), {}, 2.9 * x[0], 3 * x[0]) is None, "it is not right there"
-    assert course_of("nowhere/1", spec, None, (x,), {}, 2.9 * x, 3 * x) is None
+    assert course_of("basics/1", spec, None, Draw(Case((x, x), {}), want=3 * x), 3 * x) is None, (
+        "it takes other arguments"
+    )
+    assert course_of("basics/1", spec, None, Draw(Case((x[0],), {}), want=3 * x[0]), 2.9 * x[0]) is None, (
+        "it is not right there"
+    )
+    assert course_of("nowhere/1", spec, None, Draw(Case((x,), {}), want=3 * x), 2.9 * x) is None
     ten = x[0] + 10
-    assert course_of("basics/1", lambda x: x + 10, None, (x[0],), {}, ten, ten) is None, (
+    assert course_of("basics/1", lambda x: x + 10, None, Draw(Case((x[0],), {}), want=ten), ten) is None, (
         "it is the course's, bit by bit"
     )
-    found = course_of("basics/1", lambda x: x + 10, None, (x[0],), {}, ten * np.float32(1 + 1e-6), ten)
+    found = course_of("basics/1", lambda x: x + 10, None, Draw(Case((x[0],), {}), want=ten), ten * np.float32(1 + 1e-6))
     assert found is not None
     np.testing.assert_array_equal(found.results[0], ten)
 
@@ -221,5 +226,10 @@ def test_another_function_than_the_courses_has_no_course_to_compare_with() -> No
 def test_the_courses_solution_is_run_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     cases.official.cache_clear()
     x = np.ones(640, np.float32)
-    assert course_of("basics/1", lambda x: x + 10, None, (x,), {}, (x + 10) * np.float32(1 + 1e-6), x + 10) is not None
+    assert (
+        course_of(
+            "basics/1", lambda x: x + 10, None, Draw(Case((x,), {}), want=x + 10), (x + 10) * np.float32(1 + 1e-6)
+        )
+        is not None
+    )
     assert capsys.readouterr().out == ""

@@ -35,7 +35,7 @@ from .machines import DEVICES, trace
 
 TIME_LIMIT_S = 20.0
 _SHOWN_DIFFERENCES = 3
-CourseOf = Callable[..., Course | None]  # (args, blocks, got, want) -> reference.course_of
+CourseOf = Callable[..., Course | None]  # (draw, got) -> reference.course_of
 Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
 
 
@@ -57,7 +57,7 @@ class ArrayJudge:
     lookout: Lookout = dataclasses.field(default_factory=lambda: Lookout({}, {}, ()))
     wanted: "Wanted" = dataclasses.field(default_factory=dict)
     course: CourseOf | None = None
-    also: Callable[..., frozenset[Any]] = lambda args, blocks: frozenset()
+    also: Callable[..., frozenset[Any]] = lambda draw: frozenset()
     example: Draw | None = None
     figures: list[Any] = dataclasses.field(default_factory=list)
     operations: list[int] = dataclasses.field(default_factory=list)
@@ -106,7 +106,7 @@ class ArrayJudge:
     def rounded(self, run: Run, draw: Draw) -> Diagnosis | None:
         """What is wrong with the rounding of a result, next to the course's of the same data."""
         with self.guard.explaining():
-            course = self.course(draw.args, draw.case.blocks, run.outputs, draw.want) if self.course else None
+            course = self.course(draw, run.outputs) if self.course else None
             return rounded(run, draw.want, course) if course else None
         return None
 

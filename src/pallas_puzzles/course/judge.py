@@ -187,7 +187,7 @@ class Judge(ArrayJudge):
     def _of_its_own(self, found: Diagnosis, run: Run, draw: Draw) -> Diagnosis:
         """The diagnosis without what the machine sees in the course's solution, too."""
         with self.guard.explaining():
-            right = self.also(draw.args, draw.case.blocks)
+            right = self.also(draw)
             refs = {f.operand for f in found.findings if f.kind == "padding"}
             harmful = self._harmful(refs, run, draw)
             for t in [*run.traces, *(t for device in getattr(run, "devices", ()) for t in device)]:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,41 +19,36 @@ from ..ir.ops import is_floating
 from ..lens.machine import Incident, Trace
 from . import cases
 from .arrays import compare, keywords_of
+from .inputs import Draw
 from .machines import trace
 
 _KEPT = 64  # results of one puzzle: its cases, several draws of each
 
 
 def course_of(
-    puzzle: str,
-    spec: Callable[..., Any],
-    tolerance: Tolerance | None,
-    args: Sequence[Any],
-    blocks: dict[str, Any],
-    got: Any,
-    want: Any,
+    puzzle: str, spec: Callable[..., Any], tolerance: Tolerance | None, draw: Draw, got: Any
 ) -> Course | None:
-    """What the course makes of a case. None where there is nothing to compare `got` with: it is bit by bit the
+    """What the course makes of a draw. None where there is nothing to compare `got` with: it is bit by bit the
     course's, it has no floats, the course's solution does not fit this call, or is not right there."""
     if not any(is_floating(np.asarray(x).dtype) for x in jax.tree.leaves(got)):
         return None
     try:
-        results, narrow = _results(puzzle, args, blocks)
-        made, right = map(jax.tree.leaves, (got, want))
+        results, narrow = _results(puzzle, draw)
+        made, right = map(jax.tree.leaves, (got, draw.want))
         if all(map(np.array_equal, made, results)) or compare(results, right, tolerance):
             return None
-        exact = in_float64(spec, args, keywords_of(spec, blocks))
+        exact = in_float64(spec, draw.args, keywords_of(spec, draw.case.blocks))
         rounded = [x.astype(s.dtype) for x, s in zip(exact, results, strict=True)]
         return None if compare(results, rounded, tolerance) else Course(results, exact, narrow)
     except Exception:  # the reader's own function and spec, or a program that cannot be followed: there is no course
         return None
 
 
-def seen_in_course(puzzle: str, args: Sequence[Any], blocks: dict[str, Any]) -> frozenset[Any]:
-    """What the machine sees in the course's solution, too, on the data of a case: marks of incidents, and of blocks
+def seen_in_course(puzzle: str, draw: Draw) -> frozenset[Any]:
+    """What the machine sees in the course's solution, too, on the same draw: marks of incidents, and of blocks
     that nobody reads."""
     with contextlib.suppress(Exception):  # the solution does not fit this call
-        run = trace(cases.official(puzzle).fn, *args, **blocks)
+        run = trace(cases.official(puzzle).fn, *draw.args, **draw.case.blocks)
         seen = {mark_of(t, incident) for t in run.traces for incident in t.incidents}
         missing = ((k, never_read(t, k)) for t in run.traces for k in range(len(t.call.operands)))
         return frozenset(seen | {("unread", k, str(blocks[0])) for k, blocks in missing if blocks})
@@ -70,8 +65,9 @@ def mark_of(trace: Trace, incident: Incident) -> tuple[Any, ...]:
 _known: dict[Any, tuple[list[np.ndarray], frozenset[str]]] = {}
 
 
-def _results(puzzle: str, args: Sequence[Any], blocks: dict[str, Any]) -> tuple[list[np.ndarray], frozenset[str]]:
+def _results(puzzle: str, draw: Draw) -> tuple[list[np.ndarray], frozenset[str]]:
     """What the course's solution returns, and the kinds of places where it rounds; run once for the same data."""
+    args, blocks = draw.args, draw.case.blocks
     digest = hashlib.blake2b(repr(sorted(blocks.items())).encode())
     for x in map(np.asarray, args):
         digest.update(f"{x.dtype}{x.shape}".encode() + x.tobytes())
