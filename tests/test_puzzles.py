@@ -22,7 +22,7 @@ from course import PUZZLES, functions
 from pallas_puzzles.course import cases, curriculum, session
 from pallas_puzzles.course.arrays import expected, keywords_of
 from pallas_puzzles.course.curriculum import Notebook, Puzzle
-from pallas_puzzles.course.inputs import Question, draw
+from pallas_puzzles.course.inputs import Draw, Question, draw
 from pallas_puzzles.diagnose.diagnose import diagnose
 from pallas_puzzles.lens.machine import Run
 from pallas_puzzles.view.verdict import Verdict
@@ -206,9 +206,9 @@ def test_the_solution_passes(puzzle: Puzzle, monkeypatch: pytest.MonkeyPatch, py
         if not asked.kernel:
             return verdict
         for case in asked.cases[1:] if verdict and pytestconfig.getoption("--thorough") else []:
-            args = draw(case.inputs, np.random.default_rng(asked.seed or 0))
-            want = expected(asked.spec, args, keywords_of(asked.spec, case.blocks))
-            refused = one.confirm(args, case.blocks, lambda want=want: want)
+            drawn = Draw(case, seed=asked.seed or 0)
+            want = expected(asked.spec, drawn.args, keywords_of(asked.spec, case.blocks))
+            refused = one.confirm(drawn, lambda want=want: want)
             assert refused is None, str(refused)
         judged.append(name)
         return verdict

@@ -78,8 +78,8 @@ class ArrayJudge:
     def confirmed(self, passed: Verdict, spec: Callable[..., Any]) -> Verdict:
         """The verdict after JAX has been asked about the first case, too."""
         assert self.example, "what has passed has passed on its first draw"
-        args, blocks = self.example.args, self.example.case.blocks
-        refused = self.confirm(args, blocks, lambda: expected(spec, args, keywords_of(spec, blocks)))
+        args, keywords = self.example.args, keywords_of(spec, self.example.case.blocks)
+        refused = self.confirm(self.example, lambda: expected(spec, args, keywords))
         return self.passed() if refused is None else refused  # with what it has noted
 
     def failed(self, findings: Sequence[Finding], **more: Any) -> Verdict:
@@ -118,9 +118,9 @@ class ArrayJudge:
 
     def run_case(self, draw: Draw) -> Verdict | None:
         """The verdict on one draw when it is not a pass, else None."""
-        args, want, case = draw.args, draw.want, draw.case
+        want, case = draw.want, draw.case
         try:
-            got, jaxpr, run = self._traced(args, case.blocks)
+            got, jaxpr, run = self._traced(draw)
         except (Exception, TimeLimit) as error:
             if self.lookout.found is None:
                 return self.error(error)
@@ -137,7 +137,7 @@ class ArrayJudge:
             rough = self.rounded(Run([], got, [], [], []), draw)
             found = rough.findings if rough else []
             if not found and case.budget:
-                found = over_budget(functools.partial(self.fn, **case.blocks), args, jaxpr, case.budget)
+                found = over_budget(functools.partial(self.fn, **case.blocks), draw.args, jaxpr, case.budget)
                 found += DEVICES.over_budget(run, [], case.budget) if on_devices else []
             return self.failed(found[:1]) if found else None
         if finding.kind in ("values", "shape"):
@@ -148,31 +148,31 @@ class ArrayJudge:
                 finding = finding.but(kind="explained", cause=f"{finding.cause} {words}")
         return self.failed([finding], picture=picture)
 
-    def _traced(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> tuple[Any, Any, Run | None]:
+    def _traced(self, draw: Draw) -> tuple[Any, Any, Run | None]:
         """What the function returns under jit, as NumPy arrays, its program, and the machine's run of it."""
-        fn, run = functools.partial(self.fn, **blocks), None
+        fn, run = functools.partial(self.fn, **draw.case.blocks), None
         programs: Programs = {}
         with time_limit(TIME_LIMIT_S, "your function"), self.lookout.watching():
             try:  # nothing is compiled before it is right
-                run = trace(fn, *args, programs=programs)
+                run = trace(fn, *draw.args, programs=programs)
                 got = run.outputs
             except Beyond:
-                got = self._compiled(args, blocks)
+                got = self._compiled(draw)
         traced = [known[0] for known in programs.values() if isinstance(known, tuple)]
-        return jax.tree.map(np.asarray, got), next(iter(traced), None) or jax.make_jaxpr(fn)(*args), run
+        return jax.tree.map(np.asarray, got), next(iter(traced), None) or jax.make_jaxpr(fn)(*draw.args), run
 
-    def _compiled(self, args: tuple[Any, ...], blocks: dict[str, Any]) -> Any:
+    def _compiled(self, draw: Draw) -> Any:
         """What the function returns under jit, as NumPy arrays."""
-        fn = jax.jit(functools.partial(self.fn, **blocks))
+        fn = jax.jit(functools.partial(self.fn, **draw.case.blocks))
         with time_limit(TIME_LIMIT_S, "your function"), jax.default_device(jax.devices("cpu")[0]):
-            return jax.tree.map(np.asarray, for_the_reader(fn, *map(jax.numpy.asarray, args)))
+            return jax.tree.map(np.asarray, for_the_reader(fn, *map(jax.numpy.asarray, draw.args)))
 
-    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> Verdict | None:
+    def confirm(self, draw: Draw, want: Callable[[], Any]) -> Verdict | None:
         """What JAX has to say against a pass, or None. want: makes what is right."""
         if is_brief():
             return None
         try:
-            got = self._compiled(args, blocks)
+            got = self._compiled(draw)
         except (Exception, TimeLimit) as error:
             return self.error(error)
         finding = compare(got, want(), self.tolerance)

@@ -317,12 +317,13 @@ def check_call(
 
     allow=None: any work outside of the kernels is fine. confirm: let the TPU front end and JAX's simulator have a say.
     """
+    draw = Draw(Case(tuple(args), blocks, budget), want=want)
     judge = Judge(fn, None if tol is None else Tolerance(tol), allow=allow)
 
     def verdict() -> Verdict:
-        found = judge.run_case(Draw(Case(tuple(args), blocks, budget), want=want))
+        found = judge.run_case(draw)
         if found is None and confirm:
-            found = judge.confirm(tuple(args), blocks, lambda: want)
+            found = judge.confirm(draw, lambda: want)
         return judge.passed() if found is None else found
 
     return _guarded(verdict, judge.guard)

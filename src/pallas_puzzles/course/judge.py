@@ -297,23 +297,22 @@ class Judge(ArrayJudge):
         if note and note not in self.notes:
             self.notes.append(note)
 
-    def confirm(self, args: tuple[Any, ...], blocks: dict[str, Any], want: Callable[[], Any]) -> Verdict | None:
+    def confirm(self, draw: Draw, want: Callable[[], Any]) -> Verdict | None:
         """The compiler's front end, and JAX's simulator or the GPU of this machine: None when both agree with a pass.
 
         want: makes what is right.
         """
         sparse = self.chip == SPARSE_CHIP  # the simulator runs kernels of SparseCores as if they were a TensorCore's
-        refused = None
+        refused, fn = None, _with(self.fn, draw.case.blocks)
         with self.guard.explaining():
-            refused = self.machine.refusal(_with(self.fn, blocks), args, self.chip)
+            refused = self.machine.refusal(fn, draw.args, self.chip)
         if refused is not None:
-            return self.failed(
-                [Finding("lowering", refused.sentence, [refused.detail] if refused.detail else [], refused.line)]
-            )
+            details = [refused.detail] if refused.detail else []
+            return self.failed([Finding("lowering", refused.sentence, details, refused.line)])
         if is_brief():
             return None
         try:
-            outputs = self.machine.run_again(_with(self.fn, blocks), args, CONFIRM_LIMIT_S, self.chip)
+            outputs = self.machine.run_again(fn, draw.args, CONFIRM_LIMIT_S, self.chip)
         except (Exception, TimeLimit) as error:
             if isinstance(error, SimulatorUnable) and not self.machine.runs_all:
                 self._note(_ALONE.format(self.machine.second, error))
