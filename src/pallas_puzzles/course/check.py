@@ -279,7 +279,7 @@ class _Answer:
         codes = [*self.holes.values(), *helpers] or ([mine] if mine is not None else [])
         own = {getattr(inspect.unwrap(spec), "__name__", ""): spec, **self.names}
         specs = {name: own[name] for name, why in barred.items() if why == SPEC_IS_BARRED and name in own}
-        course = curriculum.given_names(self.known) if self.known else frozenset()
+        course = curriculum.notebook(self.known.path).given if self.known else {}
         spec_code = code_of(spec)
         asking = str(cases.file(self.known)) if self.known else ""
 
@@ -296,7 +296,7 @@ _DOES_THE_WORK = "{name} does the work for you, and this puzzle is about writing
 
 def _barred(known: Any, asked: Question) -> dict[str, str]:
     """Name -> why it may not be used. An answer calls neither its own spec nor the specs of the other puzzles."""
-    others = [name for name in curriculum.given_names(known) if name.endswith("_spec")] if known else []
+    others = [name for name in curriculum.notebook(known.path).given if name.endswith("_spec")] if known else []
     specs = {getattr(inspect.unwrap(asked.spec), "__name__", ""), *others} - {"", "<lambda>"}
     forbid = asked.forbid if isinstance(asked.forbid, Mapping) else dict.fromkeys(asked.forbid, _DOES_THE_WORK)
     return {**dict.fromkeys(sorted(specs), SPEC_IS_BARRED), **forbid}

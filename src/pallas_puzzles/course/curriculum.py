@@ -118,7 +118,7 @@ class Notebook:
 
     @functools.cached_property
     def given(self) -> dict[str, ast.FunctionDef | ast.ClassDef | None]:
-        """What it defines itself, by its name; None where that is no function or class."""
+        """Its names, holes included, each with its function or class, or None: all other names are the reader's."""
         found: dict[str, ast.FunctionDef | ast.ClassDef | None] = {}
         for _, node in self.statements:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -224,11 +224,6 @@ def pristine_codes(puzzle: Puzzle, name: str) -> list[types.CodeType]:
     modules = [compile(ast.Module(each, type_ignores=[]), name, "exec", dont_inherit=True) for each in bodies]
     codes = [each for module in modules for each in module.co_consts if isinstance(each, types.CodeType)]
     return [each for each in codes if each.co_name == name]
-
-
-def given_names(puzzle: Puzzle) -> frozenset[str]:
-    """What the course's own notebook defines, holes included: every other name is the reader's."""
-    return frozenset(notebook(puzzle.path).given)
 
 
 def checked(puzzle: Puzzle) -> str:

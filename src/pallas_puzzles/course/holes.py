@@ -81,7 +81,7 @@ def _is_pristine(known: Any, name: str, code: types.CodeType) -> bool:
 
 def helpers_of(known: Any, holes: dict[str, types.CodeType], names: Mapping[str, Any]) -> list[types.CodeType]:
     """The code of functions that the reader has written beside the holes."""
-    files, given = {code.co_filename for code in holes.values()}, curriculum.given_names(known)
+    files, given = {code.co_filename for code in holes.values()}, curriculum.notebook(known.path).given
     codes = [code_of(value) for name, value in names.items() if name not in given and callable(value)]
     return [c for c in codes if isinstance(c, types.CodeType) and c.co_filename in files]
 

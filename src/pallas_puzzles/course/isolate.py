@@ -180,7 +180,7 @@ class _Trials:
         self.puzzle, self.names, self.entry, self.effort = puzzle, names, entry, effort
         self.written = _answer(puzzle, names, used)
         self.course = cases.solutions(puzzle)
-        theirs = curriculum.given_names(puzzle)
+        theirs = curriculum.notebook(puzzle.path).given
         self.extra = {name: value for name, value in names.items() if name not in theirs and not name.startswith("__")}
         inner = [n for node in self.written.values() for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
         self.local = [n for n in inner if n not in self.written.values() and not n.decorator_list and n.args.args]
