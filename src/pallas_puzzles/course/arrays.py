@@ -55,7 +55,7 @@ class ArrayJudge:
     explain: Explain | None = None
     guard: Guard = dataclasses.field(default_factory=Guard)
     lookout: Lookout = dataclasses.field(default_factory=lambda: Lookout({}, {}, ()))
-    wanted: "Wanted" = dataclasses.field(default_factory=dict)
+    wanted: "Kept" = dataclasses.field(default_factory=dict)
     course: CourseOf | None = None
     also: Callable[..., frozenset[Any]] = lambda draw: frozenset()
     example: Draw | None = None
@@ -202,18 +202,24 @@ def quickly_expected(spec: Callable[..., Any], args: Sequence[Any], keywords: di
     return _run_by_jax(spec, args, keywords)
 
 
-# What a spec makes of the draws of a check, by their places: worked out once, however often answers are tried
-Wanted = dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any]]
+# What has been worked out of the draws of a check, by their places, with what was asked and of which data
+Kept = dict[tuple[int, int], tuple[Any, list[Any], Any]]
 
 
-def wanted(known: Wanted, draw: Draw, spec: Callable[..., Any]) -> Any:
+def kept(known: Kept, draw: Draw, asked: Any, make: Callable[[], Any]) -> Any:
+    """What make() returns: worked out once for a draw, however often answers are tried."""
+    data = [(x.dtype, x.shape, x.tobytes()) for x in map(np.asarray, jax.tree.leaves(draw.args))]
+    before = known.get(draw.place)
+    if before is None or before[:2] != (asked, data):
+        before = known[draw.place] = asked, data, make()
+    return before[2]
+
+
+def wanted(known: Kept, draw: Draw, spec: Callable[..., Any]) -> Any:
     """What `quickly_expected` says of a draw."""
     keywords = keywords_of(spec, draw.case.blocks)
     asked = getattr(spec, "__code__", spec), keywords
-    before = known.get(draw.place)
-    if before is None or before[0] != asked or not all(map(np.array_equal, before[1], draw.args)):
-        before = known[draw.place] = asked, draw.args, quickly_expected(spec, draw.args, keywords)
-    return before[2]
+    return kept(known, draw, asked, lambda: quickly_expected(spec, draw.args, keywords))
 
 
 def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:

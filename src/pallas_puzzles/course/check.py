@@ -20,7 +20,7 @@ from ..lens.machine import listed
 from ..view.costs import totals
 from ..view.verdict import Verdict, emit
 from . import cases, curriculum, isolate
-from .arrays import ArrayJudge, Wanted
+from .arrays import ArrayJudge, Kept
 from .claims import Claim
 from .collecting import collecting, current, is_brief
 from .finale import around, finale
@@ -89,7 +89,7 @@ def _garbage_left() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=1)
-def _wanted(puzzle: str) -> Wanted:
+def _wanted(puzzle: str) -> Kept:
     """What the course expects in one puzzle, kept while a reader works on it."""
     return {}
 
@@ -131,7 +131,7 @@ class _Answer:
     fn: Callable[..., Any]
     names: Mapping[str, Any]
     holes: dict[str, types.CodeType]
-    wanted: Wanted
+    wanted: Kept
     rounding: bool = True  # whether results must be rounded as well as the course's
     kind: Programs = dataclasses.field(default_factory=dict)  # of its kernels, see machines.remembered
     counts: bool = False

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +17,9 @@ from ..ir.exact import in_float64
 from ..ir.ops import is_floating
 from ..lens.machine import Incident, Trace
 from . import cases
-from .arrays import compare, keywords_of
+from .arrays import Kept, compare, kept, keywords_of
 from .inputs import Draw
 from .machines import trace
-
-_KEPT = 64  # results of one puzzle: its cases, several draws of each
 
 
 def course_of(
@@ -62,26 +59,21 @@ def mark_of(trace: Trace, incident: Incident) -> tuple[Any, ...]:
     return incident.kind, place, str(incident.detail.get("what"))
 
 
-_known: dict[Any, tuple[list[np.ndarray], frozenset[str]]] = {}
+_known: Kept = {}
 
 
 def _results(puzzle: str, draw: Draw) -> tuple[list[np.ndarray], frozenset[str]]:
     """What the course's solution returns, and the kinds of places where it rounds; run once for the same data."""
-    args, blocks = draw.args, draw.case.blocks
-    digest = hashlib.blake2b(repr(sorted(blocks.items())).encode())
-    for x in map(np.asarray, args):
-        digest.update(f"{x.dtype}{x.shape}".encode() + x.tobytes())
-    key = (puzzle, digest.digest())
-    if key not in _known:
-        if len(_known) >= _KEPT or any(k[0] != puzzle for k in _known):
-            _known.clear()
-        with contextlib.redirect_stdout(io.StringIO()):  # whatever the notebook's cells print
-            solved = cases.official(puzzle)
-        if solved.kernel:
-            run = trace(solved.fn, *args, **blocks)
-            made, narrow = run.outputs, narrow_kinds(kernels_of(run))
-        else:
-            fn = jax.jit(functools.partial(solved.fn, **blocks))
-            made, narrow = fn(*map(jax.numpy.asarray, args)), frozenset()
-        _known[key] = [np.asarray(x) for x in jax.tree.leaves(made)], narrow
-    return _known[key]
+    return kept(_known, draw, (puzzle, draw.case.blocks), lambda: _run(puzzle, draw))
+
+
+def _run(puzzle: str, draw: Draw) -> tuple[list[np.ndarray], frozenset[str]]:
+    with contextlib.redirect_stdout(io.StringIO()):  # whatever the notebook's cells print
+        solved = cases.official(puzzle)
+    if solved.kernel:
+        run = trace(solved.fn, *draw.args, **draw.case.blocks)
+        made, narrow = run.outputs, narrow_kinds(kernels_of(run))
+    else:
+        fn = jax.jit(functools.partial(solved.fn, **draw.case.blocks))
+        made, narrow = fn(*map(jax.numpy.asarray, draw.args)), frozenset()
+    return [np.asarray(x) for x in jax.tree.leaves(made)], narrow
