@@ -30,13 +30,11 @@ from ..view import costs
 from ..view.verdict import Verdict
 from .collecting import is_brief
 from .guard import Guard, is_ours
-from .inputs import Draw
+from .inputs import Draw, Explain
 from .machines import DEVICES, trace
 
 TIME_LIMIT_S = 20.0
 _SHOWN_DIFFERENCES = 3
-CourseOf = Callable[..., Course | None]  # (draw, got) -> reference.course_of
-Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,7 +54,7 @@ class ArrayJudge:
     guard: Guard = dataclasses.field(default_factory=Guard)
     lookout: Lookout = dataclasses.field(default_factory=lambda: Lookout({}, {}, ()))
     wanted: "Kept" = dataclasses.field(default_factory=dict)
-    course: CourseOf | None = None
+    course: Callable[[Draw, Any], Course | None] | None = None  # of a draw, and what the answer makes of it
     also: Callable[..., frozenset[Any]] = lambda draw: frozenset()
     example: Draw | None = None
     figures: list[Any] = dataclasses.field(default_factory=list)

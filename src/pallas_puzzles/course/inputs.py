@@ -15,7 +15,6 @@ import numpy as np
 from ..budgets.budget import Budget
 
 if TYPE_CHECKING:
-    from .arrays import Explain
     from .claims import Asked
 
 
@@ -126,6 +125,8 @@ class Draw:
         return sum(math.prod(getattr(x, "shape", ())) for x in self.case.inputs)
 
 
+Explain = Callable[..., tuple[str, str]]  # (*args, got=, want=, **keywords) -> in words, and as a picture
+
 # What a puzzle forbids whose gradient is written by hand
 GRADIENTS = tuple("vjp jvp grad value_and_grad linearize jacobian jacfwd jacrev hessian linear_transpose".split())
 
@@ -141,7 +142,7 @@ class Question:
     forbid: Sequence[str] | Mapping[str, str] = ()
     seed: int | None = None
     kernel: bool = True
-    explain: "Explain | None" = None
+    explain: Explain | None = None
     claims: "Sequence[Asked]" = ()
 
 
