@@ -21,7 +21,6 @@ from pallas_puzzles.text import COLUMNS as TEXT_COLUMNS
 from pallas_puzzles.text import LINES as TEXT_LINES
 from pallas_puzzles.view import report as pages
 from pallas_puzzles.view import roofline
-from pallas_puzzles.view import tpu_picture as picture
 from pallas_puzzles.view.draw import Displayed
 from pallas_puzzles.view.paper import SANS_EM, THEMES
 from pallas_puzzles.view.tpu_report import STEP_OVERHEAD_S, KernelReport, Report, _estimate
@@ -162,7 +161,7 @@ DERIVED = {
     "intensity": "at least 228 per byte: below the ridge point of the v5e, 240",
     "bound": "bounded by HBM: the copies",
     "achieved": "159 TFLOP/s is 85% of the roof",
-    "formula": picture.FORMULA,
+    "formula": Report.formula,
     "together": "together 756 us",
 }
 
@@ -284,7 +283,7 @@ def test_what_is_not_known_is_not_told():
     assert "matmul_kernel (basics.py:214): no time is estimated" in unknown
     assert "set at run time: nobody can know how many steps" in unknown
     assert "bounded by" not in unknown
-    assert picture.FORMULA not in unknown
+    assert Report.formula not in unknown
     own = words(str(REPORTS["own copies"]))
     assert "how many bytes it moves is not known" in own
     assert "ridge point" not in own
@@ -318,7 +317,7 @@ def test_several_kernels_are_numbered_and_added_up():
         "2. other_kernel",
     ]
     assert "together  35 us" in told
-    assert told.count(picture.FORMULA) == 1
+    assert told.count(Report.formula) == 1
     unknown = str(report(kernel(), kernel(time_s=None)))
     assert "together" not in unknown
     assert "together" not in str(report())
@@ -378,7 +377,7 @@ def test_counts():
 
 
 def test_the_formula_is_the_one_that_is_computed():
-    formula, _, fill = picture.FORMULA.partition(";")
+    formula, _, fill = Report.formula.partition(";")
     assert "fill: first blocks in, last out" in fill
     overhead = f"{STEP_OVERHEAD_S * 1e6:g} us a step"
     assert overhead in formula

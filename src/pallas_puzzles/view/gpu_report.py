@@ -1,91 +1,20 @@
 """What a GPU would make of a kernel, on a machine without one: does it compile, what does it cost, what bounds it."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..ir.capture import SourceLine, is_pallas_call, line_of, source_line
+from ..ir.capture import is_pallas_call, line_of, source_line
 from ..ir.program import calls_in
 from ..targets.gpu import compiler, lowering, sass, work
-from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, Occupancy, chip, occupancy
+from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, chip, occupancy
 from ..targets.tpu.lowering import Refusal
-from . import gpu_picture as picture
-from .report import Report as ChipReport
+from .gpu_picture import KernelReport, Line, Report
 from .report import matched, name_of
-from .roofline import Kernel
 
 _MUFU_CYCLES = 8  # of a scheduler for a warp's instruction: 16 results a cycle in an SM
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """The instructions that come from one line. runs: how often the warpgroups of a CTA run it; None: not known.
-
-    opcodes: without modifiers -> count; once: the same, where loops are not unrolled. line: None for what the compiler
-    adds.
-    """
-
-    line: SourceLine | None
-    opcodes: dict[str, int]
-    once: dict[str, float]
-    runs: float | None
-
-    @property
-    def instructions(self) -> int:
-        return sum(self.opcodes.values())
-
-    @property
-    def cycles(self) -> float:
-        """What issuing them takes one CTA: each warp of a warpgroup has a scheduler of its own."""
-        return sum(self.once.values()) * (1.0 if self.runs is None else self.runs)
-
-
-@dataclasses.dataclass(kw_only=True)
-class KernelReport(Kernel):
-    """One plgpu.kernel on one GPU. Times are in seconds, sizes in bytes.
-
-    grid: CTAs by axis; cluster: CTAs in one. threads, smem_bytes, tmem_columns: of a CTA; registers, spill_store_bytes,
-    spill_load_bytes: of a thread. waves: how often all SMs together are filled. kinds, opcodes: instructions of the
-    program, see targets/gpu/sass.py. lines: the ones that take longest first. warnings: of ptxas. gmem_bytes: between
-    L2 and the SMs; hbm_bytes: the same, each array counted once at the most. time_s: see `gpu_report`.
-    """
-
-    grid: dict[str, int]
-    ctas: int
-    cluster: int
-    threads: int
-    registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    smem_bytes: int
-    tmem_columns: int
-    occupancy: Occupancy
-    waves: float
-    kinds: dict[str, int]
-    opcodes: dict[str, int]
-    lines: list[Line]
-    warnings: list[tuple[str, SourceLine | None]]
-    gmem_bytes: float | None = None
-    reached = REACHED
-
-    @property
-    def instructions(self) -> int:
-        return sum(self.kinds.values())
-
-    @property
-    def ctas_per_sm(self) -> int:
-        return self.occupancy.ctas
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class Report(ChipReport[Chip, KernelReport]):
-    """What `gpu_report` found. fusions: XLA's own kernels."""
-
-    fusions: int = 0
-    page = picture.PAGE
 
 
 def gpu_report(

@@ -1,5 +1,4 @@
-"""A report on what a compiler makes of a function: text for a terminal, a roofline and a table for a notebook. What it
-says of a kernel is a Page, one for each kind of machine."""
+"""A report on what a compiler makes of a function: text for a terminal, a roofline and a table for a notebook."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,39 +18,17 @@ _WIDE = ";width:100%"
 _CELL = f"{LEFT};vertical-align:top;white-space:normal"
 
 
-@dataclasses.dataclass(frozen=True)
-class Page:
-    """What is said of kernels of one kind of machine.
-
-    target: "a TPU v5e". between: what HBM's bytes lie between. formula: how a kernel's time_s comes about; takes: what
-    it takes, around that time; bounds: what bounds it, in words. facts: from top to bottom. remarks: what is said once,
-    below the kernels. under: the fact under which the kernel's table is. table: its first so many rows; sides: a letter
-    for each of its columns, "<" to the left, ">" to the right, "c" for code. rows: how many a screen has at the least.
-    ranks: where a screen is too small, the facts of the highest rank are left out; that of "" is the table's. columns:
-    for their names.
-    """
-
-    chips: Mapping[str, Any]
-    target: Callable[[Any], str]
-    between: str
-    formula: str
-    takes: str
-    bounds: Mapping[str, str]
-    facts: Callable[[Any, Any], Iterator[Fact]]
-    remarks: Callable[[Any], Iterator[Fact]]
-    under: str
-    table: Callable[[Any, int], list[list[str]]]
-    sides: str
-    rows: int
-    ranks: Mapping[str, int]
-    columns: int
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class Report[C: Any, K](Displayed):
     """What was found, of kernels K on a chip C. Truthy when the program compiles.
 
     refusal: why it does not. unavailable: why nobody could tell, and what to do about it.
+
+    The rest is the same for all kernels of one kind of machine, see tpu_picture.py and gpu_picture.py. between: what
+    HBM's bytes lie between. formula: how a kernel's time_s comes about; takes: what it takes, around that time; bounds:
+    what bounds it, in words. under: the fact under which the kernel's table is; sides: a letter for each column of the
+    table, "<" to the left, ">" to the right, "c" for code; rows: how many a screen has at the least. ranks: where a
+    screen is too small, the facts of the highest rank are left out; "" is the table. columns: for their names.
     """
 
     chip: C
@@ -60,7 +37,32 @@ class Report[C: Any, K](Displayed):
     refusal: Refusal | None = None
     unavailable: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
-    page: ClassVar[Page]
+    chips: ClassVar[Mapping[str, Any]]
+    between: ClassVar[str]
+    formula: ClassVar[str]
+    takes: ClassVar[str]
+    bounds: ClassVar[Mapping[str, str]]
+    under: ClassVar[str]
+    sides: ClassVar[str]
+    rows: ClassVar[int]
+    ranks: ClassVar[Mapping[str, int]]
+    columns: ClassVar[int]
+
+    def target(self) -> str:
+        """The chip in words: 'a TPU v5e'."""
+        raise NotImplementedError
+
+    def facts(self, kernel: K) -> Iterator[Fact]:
+        """What is said of a kernel, from top to bottom."""
+        raise NotImplementedError
+
+    def table(self, kernel: K, most: int) -> list[list[str]]:
+        """The first `most` rows of a kernel's table."""
+        raise NotImplementedError
+
+    def remarks(self) -> Iterator[Fact]:
+        """What is said once, below the kernels."""
+        raise NotImplementedError
 
     def __bool__(self) -> bool:
         return self.refusal is None and not self.unavailable
@@ -125,15 +127,15 @@ def labels(report: Report[Any, Any]) -> list[str]:
 
 def _headline(report: Report[Any, Any]) -> str:
     verb = "compiles" if report else "does not compile"
-    return f"{report.name} {verb} for {report.page.target(report.chip)}."
+    return f"{report.name} {verb} for {report.target()}."
 
 
 def _kernel_headline(report: Report[Any, Any], number: int) -> str:
-    kernel, page = report.kernels[number], report.page
+    kernel = report.kernels[number]
     label = labels(report)[number] + (f" ({kernel.where})" if kernel.where else "")
     if kernel.time_s is None or kernel.bound is None:
         return f"{label}: no time is estimated"
-    return f"{label} {page.takes.format(human_time(kernel.time_s))}, bounded by {page.bounds[kernel.bound]}"
+    return f"{label} {report.takes.format(human_time(kernel.time_s))}, bounded by {report.bounds[kernel.bound]}"
 
 
 def _remarks(report: Report[Any, Any]) -> Iterator[Fact]:
@@ -142,8 +144,8 @@ def _remarks(report: Report[Any, Any]) -> Iterator[Fact]:
     if len(times) == len(report.kernels) and sum(runs) > 1:
         yield "together", human_time(sum(times))
     if times:
-        yield "estimate", report.page.formula
-    yield from report.page.remarks(report)
+        yield "estimate", report.formula
+    yield from report.remarks()
     for note in report.notes:
         yield "note", note
 
@@ -188,7 +190,7 @@ def _lines(report: Report[Any, Any]) -> Lines:
     if report.refusal is not None:
         return lines + _refusal_lines(report.refusal)
     room = LINES - len(lines) - 1
-    last = [_row(report.page, *fact) for fact in _remarks(report)]
+    last = [_row(report, *fact) for fact in _remarks(report)]
     alone = len(report.kernels) == 1
     for number in range(len(report.kernels)):
         lines = [*lines, ("", ""), *_kernel_lines(report, number, last if alone else [], room)]
@@ -204,25 +206,25 @@ def _refusal_lines(refusal: Refusal) -> Lines:
 
 def _kernel_lines(report: Report[Any, Any], number: int, last: list[Part], room: int) -> Lines:
     """One kernel, and what comes after it, with as much of its table as there is room for."""
-    kernel, page = report.kernels[number], report.page
+    kernel = report.kernels[number]
     title = (0, wrapped(_kernel_headline(report, number), "kernel", most=3))
-    rows = [_row(page, *fact) for fact in page.facts(kernel, report)]
-    after = [title, *rows, *last, *(_row(page, "note", note) for note in kernel.notes)]
+    rows = [_row(report, *fact) for fact in report.facts(kernel)]
+    after = [title, *rows, *last, *(_row(report, "note", note) for note in kernel.notes)]
     left = room - sum(len(lines) for _, lines in after)
-    place = next(i for i, (_, lines) in enumerate(after) if lines[0][0] == page.under)
-    after.insert(place + 1, (page.ranks[""], _table_lines(page.table(kernel, max(page.rows, left)), page)))
+    place = next(i for i, (_, lines) in enumerate(after) if lines[0][0] == report.under)
+    after.insert(place + 1, (report.ranks[""], _table_lines(report, report.table(kernel, max(report.rows, left)))))
     return fitted(after, room)
 
 
-def _table_lines(rows: list[list[str]], page: Page) -> Lines:
+def _table_lines(report: Report[Any, Any], rows: list[list[str]]) -> Lines:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = page.sides.replace("c", "<")
+    sides = report.sides.replace("c", "<")
     cells = [[f"{cell:{side}{w}}" for cell, side, w in zip(row, sides, widths, strict=True)] for row in rows]
     return [("row", cut((" " * 14 + "  ".join(row)).rstrip())) for row in cells]
 
 
-def _row(page: Page, name: str, words: str) -> Part:
-    return page.ranks.get(name, 4), wrapped(words, name, f"  {name:{page.columns}}")
+def _row(report: Report[Any, Any], name: str, words: str) -> Part:
+    return report.ranks.get(name, 4), wrapped(words, name, f"  {name:{report.columns}}")
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
@@ -242,11 +244,11 @@ def _fact_html(name: str, inner: str) -> str:
 
 
 def _kernel_html(report: Report[Any, Any], number: int) -> str:
-    kernel, page = report.kernels[number], report.page
-    below = table([row_html(cells_html(row, page.sides)) for row in page.table(kernel, _MOST_ROWS)])
+    kernel = report.kernels[number]
+    below = table([row_html(cells_html(row, report.sides)) for row in report.table(kernel, _MOST_ROWS)])
     rows = [
-        _fact_html(name, escape(words) + (below if name == page.under else ""))
-        for name, words in page.facts(kernel, report)
+        _fact_html(name, escape(words) + (below if name == report.under else ""))
+        for name, words in report.facts(kernel)
     ]
     rows += [_fact_html("note", escape(note)) for note in kernel.notes]
     title = escape(_kernel_headline(report, number))
@@ -257,11 +259,11 @@ def roofline_of(report: Report[Any, Any]) -> roofline.Roofline:
     """What the chip could do at any number of FLOP per byte, and where the kernels are."""
     return roofline.Roofline(
         name=report.name,
-        target=report.page.target(report.chip),
+        target=report.target(),
         chip=report.chip,
-        chips=list(report.page.chips.values()),
+        chips=list(report.chips.values()),
         dtype=roofline.peak_dtype(report.kernels),
-        between=report.page.between,
+        between=report.between,
         entries=[
             roofline.entry(k, label, report.chip) for k, label in zip(report.kernels, labels(report), strict=True)
         ],

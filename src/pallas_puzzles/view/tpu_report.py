@@ -22,60 +22,13 @@ from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip, chip
 from ..targets.tpu.explain import explain, explain_abort, over_vmem
 from ..targets.tpu.lowering import Refusal, exported, for_tpu, refusal_on
-from . import tpu_picture as picture
-from .report import Report as ChipReport
 from .report import matched, name_of
-from .roofline import Kernel
+from .tpu_picture import KernelReport, Report
 
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
 _FAR_TOO_LARGE = 1.5  # times the limit
 _FOLLOWED_FLOPS = 5e9
 _DRAWN_BYTES = 256 << 20  # inputs up to this size are drawn, larger ones only described
-
-
-@dataclasses.dataclass(kw_only=True)
-class KernelReport(Kernel):
-    """One pallas_call on one TPU. Times are in seconds, sizes in bytes.
-
-    dynamic: the grid is set at run time. steered: prefetched scalars have a say in what runs. steps: None where nobody
-    could know. runs: how often the function calls it. buffers: name -> VMEM held, all its copies; vmem_limit_bytes:
-    what this kernel may use. least_step, mean_step, most_step: bundles of a grid step, which is cycles if nothing has
-    to be waited for. slots: share of each kind of instruction slot in use. time_s: see `tpu_report`. cycles: by
-    libtpu's simulator.
-    """
-
-    hlo_name: str
-    grid: tuple[int, ...]
-    dynamic: bool
-    steered: bool
-    steps: int | None
-    runs: int
-    buffers: dict[str, int]
-    vmem_limit_bytes: int
-    spills: int
-    fills: int
-    bundles: int
-    least_step: int
-    mean_step: float
-    most_step: int
-    slots: dict[str, float]
-    mxu_cycles: float
-    hbm_exact: bool
-    cycles: int | None = None
-
-    @property
-    def vmem_bytes(self) -> int:
-        return sum(self.buffers.values())
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class Report(ChipReport[Chip, KernelReport]):
-    """What `tpu_report` found. copies: arrays that XLA itself copies around the kernels. simulator: why there are no
-    simulated cycles, "" when there are."""
-
-    copies: int = 0
-    simulator: str = ""
-    page = picture.PAGE
 
 
 def tpu_report(
