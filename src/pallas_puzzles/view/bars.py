@@ -10,9 +10,9 @@ from typing import Any
 
 from ..ir.capture import SourceLine
 from ..text import COLUMNS
-from .paper import BOLD, END, MONO_EM, SANS, card, legend, px, svg_text, swatch
+from .paper import BOLD, END, MONO_EM, SANS, SMALL, card, image, legend, px, svg_text, swatch
 
-Event = Any  # with a start and an end on the clock, and a ref: that of a GPU's machine, or that of several devices
+Event = Any  # with a start and an end on the clock, a kind and a ref: that of a GPU's machine, or of several devices
 
 _MOST_EVENTS = 1500  # of one picture: what comes after is left out
 PAGE_PX, BAR_PX, ROW_PX, _MARGIN, _LABEL_SIZE = 860.0, 13.0, 17.0, 14.0, 11.0
@@ -24,13 +24,12 @@ _DASHED = ' stroke="var(--frame)" stroke-width=".6" stroke-dasharray="2 2"'
 class Look:
     """How events are drawn.
 
-    kinds: kind -> (colour, letter in a terminal, in words); dashed: the kinds of bars with a dashed edge. kind: of an
-    event; about: an event in a sentence. unit: of the clock, "" where its numbers mean nothing. gap: px between rows.
-    arrow: the colour of arrows.
+    kinds: kind -> (colour, letter in a terminal, in words); dashed: the kinds of bars with a dashed edge. about: an
+    event in a sentence. unit: of the clock, "" where its numbers mean nothing. gap: px between rows. arrow: the colour
+    of arrows.
     """
 
     kinds: dict[str, tuple[str, str, str]]
-    kind: Callable[[Event], str]
     about: Callable[[Event], str]
     unit: str
     dashed: frozenset[str] = frozenset({"wait"})
@@ -58,15 +57,35 @@ class Sheet:
     places: dict[tuple[str, str], tuple[float, Row]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """Rows on a clock: as a standalone SVG file, in words, in characters. Around it a title, a table in HTML, costs."""
+
+    svg: str
+    alt: str
+    text: Sequence[str]
+    title: str = ""
+    costs: str = ""
+    table: str = ""
+
+    def lines(self) -> list[str]:
+        """It in characters."""
+        return [*textwrap.wrap(self.title, columns()), *self.text, *textwrap.wrap(self.costs, columns())]
+
+    def html(self) -> str:
+        head = f'<div style="{SMALL}"><b>{html.escape(self.title)}</b></div>' if self.title else ""
+        foot = f'<div style="{SMALL}">{html.escape(self.costs)}</div>' if self.costs else ""
+        return f'<div style="margin:4px 0">{head}{image(self.svg, self.alt)}{self.table}{foot}</div>'
+
+
 def tracks(events: Sequence[Event]) -> list[list[Event]]:
     """Events on as few tracks as hold them side by side; what finds no room is put on the last one."""
     found: list[list[Event]] = []
     for event in sorted(events, key=lambda e: (e.start, e.end)):
-        free = (t for t in found if t[-1].end <= event.start + 1e-6)
-        track = next(free, None)
+        track = next((t for t in found if t[-1].end <= event.start + 1e-6), None)
         if track is None and len(found) < _MOST_TRACKS:
-            found.append(track := [])
-        (track if track is not None else found[-1]).append(event)
+            found.append([])
+        (track or found[-1]).append(event)
     return found
 
 
@@ -88,8 +107,7 @@ def svg(
     until = shown(rows)
     left = max((len(r.label) for r in rows), default=0) * _LABEL_SIZE * MONO_EM + 10
     wide = PAGE_PX - left
-    y, marks = 4.0, []
-    group = ""
+    y, group, marks = 4.0, "", []
     sheet = Sheet(left, wide / until, until, {})
     for row in rows:
         if row.group != group:
@@ -104,7 +122,8 @@ def svg(
         for n, track in enumerate(row.tracks):
             marks += [_bar(e, look, left, y + n * ROW_PX, wide / until) for e in track if e.start < until]
         y += height + look.gap
-    marks += arrows(sheet) if arrows is not None else ()
+    if arrows is not None:
+        marks += arrows(sheet)
     if look.unit:
         marks += _axis(left, wide, y, until, look.unit)
     y += 30 if look.unit else 16
@@ -123,12 +142,11 @@ def svg(
 
 
 def _bar(event: Event, look: Look, left: float, y: float, scale: float) -> str:
-    kind = look.kind(event)
     x, w = left + event.start * scale, max(0.8, (event.end - event.start) * scale - 0.6)
-    edge = _DASHED if kind in look.dashed else ""
+    edge = _DASHED if event.kind in look.dashed else ""
     bar = (
         f'<rect x="{px(x)}" y="{px(y)}" width="{px(w)}" height="{px(BAR_PX)}" rx="2" '
-        f'fill="var(--{look.kinds[kind][0]})"{edge}><title>{html.escape(look.about(event))}</title></rect>'
+        f'fill="var(--{look.kinds[event.kind][0]})"{edge}><title>{html.escape(look.about(event))}</title></rect>'
     )
     room = int((w - 6) / (9 * MONO_EM))
     if len(event.ref) > room or room < 2:
@@ -158,7 +176,7 @@ def _step(until: float, most: int) -> float:
 
 def used(rows: Sequence[Row], look: Look) -> list[str]:
     """The kinds of bars that there are."""
-    there = {look.kind(e) for row in rows for track in row.tracks for e in track}
+    there = {e.kind for row in rows for track in row.tracks for e in track}
     return [kind for kind in look.kinds if kind in there]
 
 
@@ -190,7 +208,7 @@ def text_bar(track: Sequence[Event], look: Look, until: float, wide: int) -> str
         first, last = int(event.start / each), min(wide - 1, int(event.end / each))
         for column in range(min(first, wide - 1), last + 1):
             inside = min(event.end, (column + 1) * each) - max(event.start, column * each)
-            letter = look.kinds[look.kind(event)][1]
+            letter = look.kinds[event.kind][1]
             weight = inside * (0.25 if letter == "·" else 1)  # work that is short is seen beside a long wait
             share[column][letter] = share[column].get(letter, 0.0) + weight
     return "".join(max(s, key=lambda k: s[k]) if sum(s.values()) > each * 0.2 else " " for s in share).rstrip()

@@ -9,10 +9,10 @@ from ..diagnose.devices import findings_of
 from ..lens import devices
 from ..lens.devices import Event, Transfer
 from ..text import human_bytes, plural
-from .bars import BAR_PX, Look, Row, Sheet, arrow, columns, source, svg, text_lines
+from .bars import BAR_PX, Chart, Look, Row, Sheet, arrow, columns, source, svg, text_lines
 from .costs import gained
 from .draw import tried
-from .timeline import Chart, Timeline
+from .timeline import Timeline
 
 _MOST_DEVICES, _MOST_ARROWS = 16, 400
 
@@ -30,7 +30,7 @@ def _about(e: Event) -> str:
     return f"{_KINDS[e.kind][2]}{about}, ticks {e.start:,.4g}-{e.end:,.4g}{source(e.line)}"
 
 
-_LOOK = Look(_KINDS, lambda event: event.kind, _about, "ticks", frozenset({"wait", "barrier"}), gap=27, arrow="blue")
+_LOOK = Look(_KINDS, _about, "ticks", frozenset({"wait", "barrier"}), gap=27, arrow="blue")
 
 
 def _rows(run: devices.Run) -> list[Row]:
@@ -76,6 +76,6 @@ def on_devices(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     run, note = tried(fn, lambda: devices.run(fn, *args, **kwargs), findings_of)
     if run is None:
         return Timeline([], note, empty=True)
-    legend = _COPIES if run.transfers else ""
-    drawn, costs = svg(_rows(run), _LOOK, functools.partial(_arrows, run), legend), gained([run.counts])
-    return Timeline([Chart(_title(run), drawn, f"Timeline of {_title(run)} {costs}", [*_text_lines(run)], costs)], note)
+    drawn = svg(_rows(run), _LOOK, functools.partial(_arrows, run), _COPIES if run.transfers else "")
+    title, costs = _title(run), gained([run.counts])
+    return Timeline([Chart(drawn, f"Timeline of {title} {costs}", [*_text_lines(run)], title, costs)], note)

@@ -4,13 +4,11 @@ An untrusted notebook strips scripts, inline SVG, <style> and ids. So the pictur
 its address, and a table with inline styles. The script, where it may run, puts the same SVG into the page and moves it.
 """
 
-import base64
 import dataclasses
 import html
 import itertools
 import json
 import math
-import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ from ..lens.tally import Tally, tally
 from ..lens.watchdog import TimeLimit, time_limit
 from ..text import LINES, cut, plain, plural
 from . import words
-from .flights import flights_alt, flights_svg, flights_text, has_flights
+from .flights import flights
 from .paper import (
     BOLD,
     END,
@@ -34,11 +32,12 @@ from .paper import (
     MONO_EM,
     SANS,
     SANS_EM,
-    THEMES,
+    SMALL,
     Map,
     axes_of,
     card,
     even_axes,
+    image,
     legend,
     px,
     svg_text,
@@ -302,25 +301,10 @@ def alt_words(trace: Trace, step: int = 0) -> str:
     return " ".join([*parts, "; ".join(counts) + "." if counts else ""]).strip()
 
 
-def image(svg: str, alt: str) -> str:
-    """An <img> that holds the SVG itself. On a narrow page it shrinks a little, so that it can be read, and scrolls."""
-    data = base64.b64encode(svg.encode()).decode()
-    least = round(_LEAST_SCALE * float(re.search(r'width="([\d.]+)"', svg)[1]))  # type: ignore[index]
-    return (
-        f'{THEMES}<div style="overflow-x:auto"><img class="pallas" alt="{html.escape(alt)}" '
-        f'src="data:image/svg+xml;base64,{data}" '
-        f'style="min-width:{least}px;max-width:100%;height:auto;display:block"></div>'
-    )
-
-
-_LEAST_SCALE = 0.9  # 10 px, the size of most letters, must not become less than 9
-
-
 # --- HTML ------------------------------------------------------------------------------------------------------------
 
 LEFT, RIGHT = "text-align:left;padding:2px 12px", "text-align:right;padding:2px 12px"
 FONT = f";font-size:13px;font-family:{SANS}"
-SMALL = f"margin:2px 12px 8px;font:12px {SANS}"
 _RULE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
 
@@ -601,7 +585,8 @@ class Picture(Displayed):
         """The picture in characters: tables, tile maps half way through, strips."""
         parts = [self.note] if self.note else []
         for t in self._drawn(self.traces[:MAX_DRAWN_CALLS]):
-            parts += ["\n".join(flights_text(t))] if has_flights(t) else []
+            if (chart := flights(t)) is not None:
+                parts.append("\n".join(chart.lines()))
             parts.append("\n".join(words.text_lines(t, LINES - (2 if self.note else 0))))
         return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
 
@@ -616,14 +601,11 @@ class Picture(Displayed):
         return "; ".join(parts)
 
     def _repr_html_(self) -> str:
-        drawn = "".join(_flights_html(trace) + _html_of(trace) for trace in self._drawn(self.traces[:MAX_DRAWN_CALLS]))
-        return drawn + sentence_html(self.note) + sentence_html(self._left_out())
-
-
-def _flights_html(trace: Trace) -> str:
-    return (
-        f'<div style="margin:4px 0">{image(flights_svg(trace), flights_alt(trace))}</div>' if has_flights(trace) else ""
-    )
+        parts = []
+        for trace in self._drawn(self.traces[:MAX_DRAWN_CALLS]):
+            chart = flights(trace)
+            parts += [chart.html() if chart is not None else "", _html_of(trace)]
+        return "".join(parts) + sentence_html(self.note) + sentence_html(self._left_out())
 
 
 def _one_by_one(traces: Iterable[Trace]) -> Iterator[Trace]:

@@ -1,8 +1,10 @@
 """Where the blocks of an array lie on paper, and the ink they are drawn with: geometry and SVG, no traces."""
 
+import base64
 import dataclasses
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -56,6 +58,8 @@ STYLE = f"<style>{_palette()}{_themes()}</style>"  # in an SVG, wherever that is
 GOOD, BAD, NEUTRAL = "#00795A", "#B84A00", "#59636E"  # white letters on them can be read, and they on any page
 SANS, MONO = "system-ui,sans-serif", "ui-monospace,Menlo,Consolas,monospace"
 MONO_EM, SANS_EM = 0.61, 0.6  # width of a character in units of the font size: that of the widest usual font
+SMALL = f"margin:2px 12px 8px;font:12px {SANS}"
+_LEAST_SCALE = 0.9  # 10 px, the size of most letters, must not become less than 9
 BOLD, END = ' font-weight="700"', ' text-anchor="end"'
 
 
@@ -313,4 +317,15 @@ def card(w: float, h: float, marks: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pallas" viewBox="0 0 {px(w)} {px(h)}" width="{px(w)}" '
         f'height="{px(h)}" font-family="{MONO}">{STYLE}<rect x=".5" y=".5" width="{px(w - 1)}" height="{px(h - 1)}" '
         f'rx="8" fill="var(--paper)" stroke="var(--line)"/>{marks}</svg>'
+    )
+
+
+def image(svg: str, alt: str) -> str:
+    """An <img> that holds the SVG itself. On a narrow page it shrinks a little, so that it can be read, and scrolls."""
+    data = base64.b64encode(svg.encode()).decode()
+    least = round(_LEAST_SCALE * float(re.search(r'width="([\d.]+)"', svg)[1]))  # type: ignore[index]
+    return (
+        f'{THEMES}<div style="overflow-x:auto"><img class="pallas" alt="{html.escape(alt)}" '
+        f'src="data:image/svg+xml;base64,{data}" '
+        f'style="min-width:{least}px;max-width:100%;height:auto;display:block"></div>'
     )

@@ -7,8 +7,6 @@ arrival at a barrier an arrow to who waits for it: so that double buffering is s
 
 import dataclasses
 import functools
-import html
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +14,9 @@ from ..diagnose.gpu import findings_of
 from ..lens import gpu
 from ..lens.gpu import Event, Launched
 from ..text import human_bytes, plural
-from .bars import BAR_PX, ROW_PX, Look, Row, Sheet, arrow, columns, source, svg, text_lines, tracks
+from .bars import BAR_PX, ROW_PX, Chart, Look, Row, Sheet, arrow, source, svg, text_lines, tracks
 from .costs import gained
-from .draw import SMALL, Displayed, html_table, image, sentence_html, tried
+from .draw import Displayed, html_table, sentence_html, tried
 from .slots import ref_of, short, slot_events
 
 KERNELS_DRAWN = 4
@@ -36,30 +34,30 @@ _KINDS = {
 }
 
 
-def _kind(event: Event) -> str:
-    """The kind of a bar."""
-    if event.lane.startswith("warpgroup"):
-        return "wait" if event.kind == "wait" else "compute"
-    return event.kind if event.kind in _KINDS else "product"
+def _events(launched: Launched) -> list[Event]:
+    """What the first CTAs do, each of a kind that is drawn."""
 
+    def kind(event: Event) -> str:
+        if event.lane.startswith("warpgroup"):
+            return "wait" if event.kind == "wait" else "compute"
+        return event.kind if event.kind in _KINDS else "product"
 
-def _label(lane: str) -> str:
-    return {"tensor": "tensor cores", "copy": "copy engine"}.get(lane, short(lane))
+    return [dataclasses.replace(event, kind=kind(event)) for event in launched.events]
 
 
 def _rows(launched: Launched) -> list[Row]:
-    """The lanes of the first CTAs: warpgroups, tensor cores, copy engine, slots in SMEM."""
+    """The lanes of the first CTAs: warpgroups, tensor cores, copy engine, slots in SMEM as they are first used."""
     lanes: dict[tuple[int, str], list[Event]] = {}
-    for event in [*launched.events, *slot_events(launched.uses)[0]]:
+    for event in [*_events(launched), *slot_events(launched.uses)[0]]:
         lanes.setdefault((event.cta, event.lane), []).append(event)
 
-    made = list(lanes)
+    def order(key: tuple[int, str]) -> tuple[int, int, str]:
+        cta, lane = key
+        return (cta, 0, lane) if lane.startswith("warpgroup") else (cta, {"tensor": 1, "copy": 2}.get(lane, 3), "")
 
-    def order(key: tuple[int, str]) -> tuple[int, int, str, int]:
-        group = {"tensor": 1, "copy": 2}.get(key[1], 0 if key[1].startswith("warpgroup") else 3)
-        return key[0], group, key[1] if group == 0 else "", made.index(key)
-
-    return [Row(f"CTA {cta}", lane, _label(lane), tracks(lanes[cta, lane])) for cta, lane in sorted(lanes, key=order)]
+    called = {"tensor": "tensor cores", "copy": "copy engine"}
+    in_order = sorted(lanes.items(), key=lambda pair: order(pair[0]))
+    return [Row(f"CTA {cta}", lane, called.get(lane, short(lane)), tracks(each)) for (cta, lane), each in in_order]
 
 
 # --- the drawing -----------------------------------------------------------------------------------------------------
@@ -92,10 +90,10 @@ def _arrows(launched: Launched, sheet: Sheet) -> Iterator[str]:
 def _words(event: Event) -> str:
     """'copy from GMEM of x_gmem, cycles 0-3,063, a.py:7: plgpu.copy_gmem_to_smem(...)'."""
     about = f" for {event.ref}" if event.kind == "wait" and event.ref else f" of {event.ref}" if event.ref else ""
-    return f"{_KINDS[_kind(event)][2]}{about}, cycles {event.start:,.0f}-{event.end:,.0f}{source(event.line)}"
+    return f"{_KINDS[event.kind][2]}{about}, cycles {event.start:,.0f}-{event.end:,.0f}{source(event.line)}"
 
 
-_LOOK = Look(_KINDS, _kind, _words, "cycles")
+_LOOK = Look(_KINDS, _words, "cycles")
 
 # --- the table, and the text -----------------------------------------------------------------------------------------
 
@@ -105,8 +103,8 @@ _HEADS = ("line", "what", "times", "cycles", "waited for")
 def _table(launched: Launched) -> list[tuple[str, str, str, str, str]]:
     """What each line of the reader's does in the first CTAs, in the order of the lines."""
     found: dict[Any, list[Event]] = {}
-    for event in launched.events:
-        found.setdefault((event.line, _kind(event)), []).append(event)
+    for event in _events(launched):
+        found.setdefault((event.line, event.kind), []).append(event)
     rows = []
     in_order = sorted(found.items(), key=lambda each: (each[0][0].file, each[0][0].line) if each[0][0] else ("~", 0))
     for (line, kind), events in in_order:
@@ -152,28 +150,6 @@ def _alt(launched: Launched) -> str:
     return f"Timeline of {_title(launched)} {words[0].upper()}{words[1:]}."
 
 
-@dataclasses.dataclass(frozen=True)
-class Chart:
-    """Rows on a clock: as a standalone SVG file, in words, in characters. Below it a table in HTML, and its costs."""
-
-    title: str
-    svg: str
-    alt: str
-    text: list[str]
-    costs: str
-    table: str = ""
-
-    def lines(self) -> Iterator[str]:
-        yield from textwrap.wrap(self.title, columns())
-        yield from self.text
-        yield from textwrap.wrap(self.costs, columns())
-
-    def html(self) -> str:
-        title, costs = html.escape(self.title), html.escape(self.costs)
-        head, foot = f'<div style="{SMALL}"><b>{title}</b></div>', f'<div style="{SMALL}">{costs}</div>'
-        return f'<div style="margin:4px 0">{head}{image(self.svg, self.alt)}{self.table}{foot}</div>'
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class Timeline(Displayed):
     """What `show` returns for kernels for a GPU, one chart for each, and for a function on several devices.
@@ -204,7 +180,7 @@ class Timeline(Displayed):
 def _chart(launched: Launched) -> Chart:
     text = [*text_lines(_rows(launched), _LOOK)]
     table = html_table(dict.fromkeys(_HEADS, ""), _table(launched), "w<>>w")
-    return Chart(_title(launched), _svg(launched), _alt(launched), text, _costs(launched), table)
+    return Chart(_svg(launched), _alt(launched), text, _title(launched), _costs(launched), table)
 
 
 def timeline(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:
