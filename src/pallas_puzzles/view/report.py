@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Self
 from ..lens.machine import listed
 from ..targets.tpu.lowering import Refusal
 from ..text import LINES, Lines, cut, fitted, wrapped
-from . import roofline
 from .draw import FONT, LEFT, Displayed, card_html, cells_html, image, row_html, source_html, table
 from .paper import BAD, GOOD, NEUTRAL
-from .roofline import achieved, digits, human_count, human_time, percent, ridge
+from .roofline import Roofline, achieved, digits, human_count, human_time, percent, ridge
 
 Fact = tuple[str, str]  # (what, in words)
 _WIDE = ";width:100%"
@@ -88,7 +87,8 @@ class Report[C: Any, K](Displayed):
             return card_html(BAD, first + _refusal_html(self.refusal), FONT)
         tables = [_kernel_html(self, number) for number in range(len(self.kernels))]
         last = table([_fact_html(name, escape(words)) for name, words in _remarks(self)], _WIDE)
-        picture = image(roofline_of(self).svg(), roofline_of(self).words()) if self.kernels else ""
+        drawn = roofline_of(self)
+        picture = image(drawn.svg(), drawn.words()) if self.kernels else ""
         return picture + card_html(GOOD, first + "".join(tables) + last, FONT)
 
     def without(self, holes: Sequence[str]) -> Self:
@@ -152,9 +152,7 @@ def _remarks(report: Report[Any, Any]) -> Iterator[Fact]:
 
 def times_words(kernel: Any) -> str:
     longest_first = sorted(kernel.times.items(), key=lambda pair: -pair[1])
-    return (
-        f"{', '.join(f'{name} {human_time(seconds)}' for name, seconds in longest_first if seconds)}, each on its own"
-    )
+    return ", ".join(f"{name} {human_time(s)}" for name, s in longest_first if s) + ", each on its own"
 
 
 def flop_words(kernel: Any, chip: Any, unit: str, least: str = "") -> str:
@@ -164,9 +162,8 @@ def flop_words(kernel: Any, chip: Any, unit: str, least: str = "") -> str:
         return words
     point = ridge(chip, kernel.mxu_dtype or "bfloat16")
     place, what = ("below", "cannot") if kernel.intensity < point else ("above", "could")
-    words += (
-        f", {least}{digits(kernel.intensity)} per byte: {place} the ridge point of the {chip.title}, {digits(point)}"
-    )
+    per_byte = f"{least}{digits(kernel.intensity)} per byte"
+    words += f", {per_byte}: {place} the ridge point of the {chip.title}, {digits(point)}"
     words += f", so HBM {what} keep its {unit} busy" if kernel.mxu_dtype else ""
     if (reached := achieved(kernel, chip)) is not None:
         words += f"; {human_count(reached[0], 'FLOP/s')} is {percent(reached[1])} of the roof"
@@ -246,25 +243,15 @@ def _fact_html(name: str, inner: str) -> str:
 def _kernel_html(report: Report[Any, Any], number: int) -> str:
     kernel = report.kernels[number]
     below = table([row_html(cells_html(row, report.sides)) for row in report.table(kernel, _MOST_ROWS)])
-    rows = [
-        _fact_html(name, escape(words) + (below if name == report.under else ""))
-        for name, words in report.facts(kernel)
-    ]
+    facts = report.facts(kernel)
+    rows = [_fact_html(name, escape(words) + (below if name == report.under else "")) for name, words in facts]
     rows += [_fact_html("note", escape(note)) for note in kernel.notes]
     title = escape(_kernel_headline(report, number))
     return f'<div style="margin-top:8px"><b>{title}</b></div>{table(rows, _WIDE)}'
 
 
-def roofline_of(report: Report[Any, Any]) -> roofline.Roofline:
+def roofline_of(report: Report[Any, Any]) -> Roofline:
     """What the chip could do at any number of FLOP per byte, and where the kernels are."""
-    return roofline.Roofline(
-        name=report.name,
-        target=report.target(),
-        chip=report.chip,
-        chips=list(report.chips.values()),
-        dtype=roofline.peak_dtype(report.kernels),
-        between=report.between,
-        entries=[
-            roofline.entry(k, label, report.chip) for k, label in zip(report.kernels, labels(report), strict=True)
-        ],
-    )
+    kernels = dict(zip(labels(report), report.kernels, strict=True))
+    chips = list(report.chips.values())
+    return Roofline(report.name, report.target(), report.chip, chips, report.between, kernels)

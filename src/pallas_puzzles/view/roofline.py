@@ -119,47 +119,41 @@ _HALO = ' stroke="var(--paper)" stroke-width="4" paint-order="stroke"'  # of a l
 _DASHES = ("", "9 4", "2 3")  # of the first chip, the second, ...
 
 
-class Dot(NamedTuple):
-    """A kernel in the picture. x: FLOP per byte, y: FLOP/s, roof: what y could be."""
-
-    x: float
-    y: float
-    roof: float
-
-
 class Entry(NamedTuple):
-    """A kernel, and what is said of it; without a dot, why there is none."""
+    """A kernel, and what is said of it. x: FLOP per byte, y: FLOP/s, roof: what y could be; x is 0 without a dot."""
 
     label: str
     words: str
-    dot: Dot | None = None
+    x: float = 0.0
+    y: float = 0.0
+    roof: float = 0.0
 
 
-def entry(kernel: Kernel, label: str, chip: Chip) -> Entry:
+def _entry(label: str, kernel: Kernel, chip: Chip) -> Entry:
     if kernel.intensity and kernel.time_s and (reached := achieved(kernel, chip)):
         speed, share = reached
         words = f"{human_time(kernel.time_s)}, {percent(share)} of the roof"
-        return Entry(label, words, Dot(kernel.intensity, speed, speed / share))
+        return Entry(label, words, kernel.intensity, speed, speed / share)
     why = "no HBM bytes" if kernel.hbm_bytes == 0 else "HBM bytes unknown"
     why = "no arithmetic" if not kernel.flops else why if kernel.intensity is None else "time unknown"
     return Entry(label, f"no dot: {why}")
 
 
-@dataclasses.dataclass(frozen=True)
 class Roofline:
-    """The picture. target: the chip in words; chips: whose roofs are drawn; between: where the bytes are counted."""
+    """The picture. target: the chip in words; chips: whose roofs are drawn; between: where the bytes are counted;
+    kernels: by their labels."""
 
-    name: str
-    target: str
-    chip: Chip
-    chips: Sequence[Chip]
-    dtype: str
-    between: str
-    entries: Sequence[Entry]
+    def __init__(
+        self, name: str, target: str, chip: Chip, chips: Sequence[Chip], between: str, kernels: Mapping[str, Kernel]
+    ) -> None:
+        self.name, self.target, self.chip, self.chips, self.between = name, target, chip, chips, between
+        self.entries = [_entry(label, kernel, chip) for label, kernel in kernels.items()]
+        # int8's peak where all products are of int8
+        self.dtype = "int8" if {kernel.mxu_dtype for kernel in kernels.values()} == {"int8"} else "bfloat16"
 
     def svg(self) -> str:
         """As a standalone SVG."""
-        dots = [entry.dot for entry in self.entries if entry.dot is not None]
+        dots = [entry for entry in self.entries if entry.x]
         axes, several = _Axes(dots, self.chips, self.dtype), len(self.entries) > 1
         caption = f"roofs: HBM bandwidth up to the ridge point (ring), then {_PEAKS[self.dtype]} peak"
         caption += f"; {'dot' if len(dots) == 1 else 'dots'}: at the estimated time" if dots else ""
@@ -183,7 +177,7 @@ class Roofline:
         ]
         parts = [f"Roofline of {self.name} on {self.target}. Roofs, in {_PEAKS[self.dtype]}: {'; '.join(roofs)}."]
         for entry in self.entries:
-            at = f"{digits(entry.dot.x)} FLOP per byte, {human_count(entry.dot.y, 'FLOP/s')}, " if entry.dot else ""
+            at = f"{digits(entry.x)} FLOP per byte, {human_count(entry.y, 'FLOP/s')}, " if entry.x else ""
             parts.append(f"{entry.label}: {at}{entry.words}.")
         return " ".join(parts)
 
@@ -191,15 +185,10 @@ class Roofline:
 _PEAKS = {"bfloat16": "bf16", "int8": "int8"}
 
 
-def peak_dtype(kernels: Sequence[Kernel]) -> str:
-    """Whose peak the roofs show: int8's where all products are of int8."""
-    return "int8" if {kernel.mxu_dtype for kernel in kernels} == {"int8"} else "bfloat16"
-
-
 class _Axes:
     """Decades on paper: FLOP per byte to the right, FLOP/s upwards."""
 
-    def __init__(self, dots: Sequence[Dot], chips: Sequence[Chip], dtype: str):
+    def __init__(self, dots: Sequence[Entry], chips: Sequence[Chip], dtype: str):
         self.dtype, self.chips = dtype, chips
         least = min([0.1, *(dot.x / 1.5 for dot in dots)])
         most = max([1e4, *(dot.x * 1.5 for dot in dots)])
@@ -266,9 +255,9 @@ def _dot_marks(axes: _Axes, entries: Sequence[Entry]) -> Iterator[str]:
     """The dots, each with its time and share or, where there are several, with its number in the key."""
     places = collections.defaultdict(list)
     for number, entry in enumerate(entries, 1):
-        if entry.dot is not None:
-            x, y = axes.x(entry.dot.x), axes.y(entry.dot.y)
-            line = f"M{px(x)} {px(y)}V{px(axes.y(entry.dot.roof))}"
+        if entry.x:
+            x, y = axes.x(entry.x), axes.y(entry.y)
+            line = f"M{px(x)} {px(y)}V{px(axes.y(entry.roof))}"
             yield f'<path d="{line}" stroke="var(--vermilion)" stroke-width="1"/>'
             places[x, y].append(str(number) if len(entries) > 1 else entry.words)
         elif len(entries) == 1:
