@@ -150,8 +150,7 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
         state = state_words(trace, k, step) if trace.n else "never touched"
         colour = _COLOURS.get(state, "var(--frame)")
     place = m.place(block) if block is not None else None
-    x, y = place or (0.0, 0.0)
-    hidden = "" if place else ' visibility="hidden"'
+    (x, y), hidden = (place, "") if place else ((0.0, 0.0), ' visibility="hidden"')
     sheet = m.paper()
     if k is not None and block is None:  # no pipeline cuts it into blocks
         sheet = f'<path d="{m.frames()}" fill="var(--padding)" stroke="var(--frame)" stroke-dasharray="4 3"/>'
@@ -475,37 +474,28 @@ def sentence_html(sentence: str) -> str:
 # --- right and wrong blocks ------------------------------------------------------------------------------------------
 
 
-def _status_map(operand: Operand) -> Map:
-    block = operand.shape if operand.in_hbm else operand.block
-    m = Map(even_axes(operand.shape, block))
+def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
+    """The blocks of an output: right ones tinted, wrong ones crossed. status: block -> "ok" or what is wrong."""
+    m = Map(even_axes(operand.shape, operand.shape if operand.in_hbm else operand.block))
     ratio = min(m.fit(300, 190), 46 / max(1, min(m.rows.block, m.cols.block)))
     most = max(m.rows.count * -(-m.groups // m.across), m.cols.count * m.across)
     m.scale(ratio, least_block=min(18.0, 300 / most))
-    return m
-
-
-def tile_map_svg(operand: Operand, status: Mapping[Block, str]) -> str:
-    """The blocks of an output: right ones tinted, wrong ones crossed. status: block -> "ok" or what is wrong."""
-    m = _status_map(operand)
     right = [b for b, word in status.items() if word == "ok"]
     wrong = [b for b, word in status.items() if word != "ok"]
+    w, h = px(m.block_w), px(m.block_h)
+    corners = (place for place in map(m.place, wrong) if place)
+    crosses = "".join(f"M{px(x)} {px(y)}l{w} {h}M{px(x + m.block_w)} {px(y)}l-{w} {h}" for x, y in corners)
     marks = [
         m.paper(),
         f'<path d="{m.boxes(right)}" fill="var(--right)" stroke="var(--line)"/>',
         f'<path d="{m.boxes(wrong)}" fill="var(--wrong)" stroke="var(--vermilion)"/>',
-        f'<path d="{_crosses(m, wrong)}" stroke="var(--vermilion)" stroke-width="1.5" fill="none"/>',
+        f'<path d="{crosses}" stroke="var(--vermilion)" stroke-width="1.5" fill="none"/>',
         f'<path d="{m.frames()}" stroke="var(--frame)" fill="none"/>',
     ]
     note = f"{operand.name}: {len(wrong)} of {plural(len(status), 'block')} wrong"
-    w, h = max(m.w, len(note) * 12 * MONO_EM) + 24, m.h + 46
     drawn = f'<g transform="translate(0,32)">{"".join(marks)}</g>'
-    return card(w, h, f'<g transform="translate(12,0)">{svg_text(0, 20, note, 12)}{drawn}</g>')
-
-
-def _crosses(m: Map, blocks: Iterable[Block]) -> str:
-    w, h = px(m.block_w), px(m.block_h)
-    places = (place for place in map(m.place, blocks) if place)
-    return "".join(f"M{px(x)} {px(y)}l{w} {h}M{px(x + m.block_w)} {px(y)}l-{w} {h}" for x, y in places)
+    wide = max(m.w, len(note) * 12 * MONO_EM) + 24
+    return card(wide, m.h + 46, f'<g transform="translate(12,0)">{svg_text(0, 20, note, 12)}{drawn}</g>')
 
 
 def tile_map_html(operand: Operand, status: Mapping[Block, str]) -> str:
@@ -552,10 +542,8 @@ class Displayed:
         display(self._mimebundle(), raw=True)
 
     def _ipython_display_(self) -> None:
-        shell = running_shell()
-        shown_here = shell is not None and self._emitted_at == shell.execution_count
-        self._emitted_at = None
-        if not shown_here:
+        shell, emitted_at, self._emitted_at = running_shell(), self._emitted_at, None
+        if shell is None or emitted_at != shell.execution_count:
             self.display()
 
 
@@ -565,9 +553,8 @@ class Picture(Displayed):
 
     traces: list[Trace]
     note: str = ""
-    first_step: int = dataclasses.field(
-        default=0, kw_only=True
-    )  # of the steps that are drawn, where they are more than MAX_DRAWN_STEPS
+    # of the steps that are drawn, where they are more than MAX_DRAWN_STEPS
+    first_step: int = dataclasses.field(default=0, kw_only=True)
 
     @property
     def empty(self) -> bool:
@@ -583,12 +570,12 @@ class Picture(Displayed):
 
     def text(self) -> str:
         """The picture in characters: tables, tile maps half way through, strips."""
-        parts = [self.note] if self.note else []
+        parts = [self.note]
         for t in self._drawn(self.traces[:MAX_DRAWN_CALLS]):
             if (chart := flights(t)) is not None:
                 parts.append("\n".join(chart.lines()))
             parts.append("\n".join(words.text_lines(t, LINES - (2 if self.note else 0))))
-        return "\n\n".join([*parts, *([self._left_out()] if self._left_out() else [])])
+        return "\n\n".join(filter(None, [*parts, self._left_out()]))
 
     def _left_out(self) -> str:
         """What is not in the drawings."""
@@ -615,11 +602,7 @@ def _one_by_one(traces: Iterable[Trace]) -> Iterator[Trace]:
 
 
 def look(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plan_only: bool = False,
-    first_step: int = 0,
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], plan_only: bool = False, first_step: int = 0
 ) -> Picture:
     """Runs the function in the lens; whatever goes wrong becomes the picture's note. Raises ForGpu at a kernel for a
     GPU, ForMesh at several devices: see timeline.timeline, devices.on_devices."""
@@ -629,9 +612,8 @@ def look(
     def on_call(call: Call, eqn: Any, values: list[Any]) -> list[Any]:
         trace = _run(call, plan_only, first_step, notes)
         if call.scalar_names and any(t.total is not None for t in traces):
-            notes.append(
-                f"The scalars that steer {call.name} may come from a kernel that was not run: zeros are taken."
-            )
+            steer = f"The scalars that steer {call.name}"
+            notes.append(f"{steer} may come from a kernel that was not run: zeros are taken.")
         traces.append(trace)
         return list(trace.outputs) or [np.zeros(o.shape, o.dtype) for o in call.outs]
 
@@ -646,7 +628,10 @@ def look(
     else:
         if not traces:
             notes.append(f"Nothing to show yet: {name} reaches no pallas_call.")
-    notes += _silent_outputs(traces)
+    for t in traces:
+        for o, state in zip(t.call.outs, t.state, strict=False):
+            if t.n and state.size and not (state == WRITTEN).any():
+                notes.append(f"{t.call.name} has not stored anything in {o.name} yet.")
     return Picture(traces, " ".join(dict.fromkeys(notes)), first_step=first_step)
 
 
@@ -706,12 +691,3 @@ def reason(error: BaseException, name: str, nothing: bool) -> str:
     if finding is not None and finding.kind != "error":
         return f"{start}: {name} stopped{where}. {finding.cause}"
     return f"{start}: {name} stopped with {type(error).__name__}{f': {cut(first, 200)}' if first else ''}{where}"
-
-
-def _silent_outputs(traces: list[Trace]) -> list[str]:
-    notes = []
-    for t in traces:
-        for o, state in zip(t.call.outs, t.state, strict=False):
-            if t.n and math.prod(o.shape) and not (state.seen() == WRITTEN).any():
-                notes.append(f"{t.call.name} has not stored anything in {o.name} yet.")
-    return notes

@@ -40,21 +40,18 @@ HOSTS = (
 )
 
 
-def _themes() -> str:
-    """Rules by which everything of class "pallas" follows the theme of the page around it."""
-    schemes = zip(("light", "dark"), zip(*HOSTS, strict=True), strict=True)
-    return "".join(f"{','.join(f'{h} .pallas' for h in hosts)}{{color-scheme:{name}}}" for name, hosts in schemes)
+# Rules by which everything of class "pallas" follows the theme of the page around it
+_FOLLOW = "".join(
+    f"{','.join(f'{host} .pallas' for host in hosts)}{{color-scheme:{name}}}"
+    for name, hosts in zip(("light", "dark"), zip(*HOSTS, strict=True), strict=True)
+)
+# The palette for everything of class "pallas". A browser that does not know light-dark() keeps the light one
+_LIGHT = ";".join(f"--{name}:{one}" for name, (one, _) in PALETTE.items())
+_BOTH = ";".join(f"--{name}:light-dark({one},{other})" for name, (one, other) in PALETTE.items())
+_COLOURS = f".pallas{{color-scheme:light dark;{_LIGHT}}}@supports(color:light-dark(red,red)){{.pallas{{{_BOTH}}}}}"
 
-
-def _palette() -> str:
-    """The palette for everything of class "pallas". A browser that does not know light-dark() keeps the light one."""
-    light = ";".join(f"--{name}:{one}" for name, (one, _) in PALETTE.items())
-    both = ";".join(f"--{name}:light-dark({one},{other})" for name, (one, other) in PALETTE.items())
-    return f".pallas{{color-scheme:light dark;{light}}}@supports(color:light-dark(red,red)){{.pallas{{{both}}}}}"
-
-
-THEMES = f"<style>{_themes()}</style>"  # for a page around an <img>, whose color-scheme the SVG in it follows
-STYLE = f"<style>{_palette()}{_themes()}</style>"  # in an SVG, wherever that is
+THEMES = f"<style>{_FOLLOW}</style>"  # for a page around an <img>, whose color-scheme the SVG in it follows
+STYLE = f"<style>{_COLOURS}{_FOLLOW}</style>"  # in an SVG, wherever that is
 GOOD, BAD, NEUTRAL = "#00795A", "#B84A00", "#59636E"  # white letters on them can be read, and they on any page
 SANS, MONO = "system-ui,sans-serif", "ui-monospace,Menlo,Consolas,monospace"
 MONO_EM, SANS_EM = 0.61, 0.6  # width of a character in units of the font size: that of the widest usual font
@@ -128,16 +125,11 @@ class Map:
 
     def fit(self, box_w: float, box_h: float) -> float:
         """The largest scale, in px per element, at which the map fits the box. Settles how its groups are arranged."""
-        best = 0.0
         for gap, labelled in ((8.0, True), (4.0, True), (2.0, False), (0.0, False)):
-            best = 0.0
             self.gap, self.labelled = gap, labelled and self.groups > 1
-            for across in self._arrangements():
-                scale = self._scale_of(across, box_w, box_h)
-                if scale > best:
-                    best, chosen = scale, across
-            if best > 0:
-                self.across = chosen
+            across = max(self._arrangements(), key=lambda across: self._scale_of(across, box_w, box_h))
+            if (best := self._scale_of(across, box_w, box_h)) > 0:
+                self.across = across
             if self.groups == 1 or min(best * self.cols.extent, best * self.rows.extent) >= 6:
                 break
         return max(best, 1e-9)
