@@ -10,7 +10,7 @@ from ..ir.capture import is_pallas_call
 from ..ir.program import calls_in
 from ..lens.machine import listed
 from ..targets.gpu_here import gpu_here
-from ..view.report import name_of
+from ..view.draw import name_of
 from . import conditions
 from .estimate import estimate, shapes
 from .results import Results, Saved

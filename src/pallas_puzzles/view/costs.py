@@ -13,13 +13,11 @@ AnyCounts = Figures | Counts | DeviceCounts
 
 def gained(figures: Sequence[AnyCounts]) -> str:
     """One line on what an answer costs, over all of its kernels: bytes, steps or CTAs, fast memory, waits."""
-    if not figures:
-        return ""
-    on_devices = [f for f in figures if isinstance(f, DeviceCounts)]
-    if on_devices:
+    if on_devices := [f for f in figures if isinstance(f, DeviceCounts)]:
         return _of_devices(on_devices[0])
-    counts = [f for f in figures if isinstance(f, Counts)]
-    return _of_gpu(counts) if counts else _of_tpu([f for f in figures if isinstance(f, Figures)])
+    if counts := [f for f in figures if isinstance(f, Counts)]:
+        return _of_gpu(counts)
+    return _of_tpu([f for f in figures if isinstance(f, Figures)]) if figures else ""
 
 
 def _of_tpu(figures: list[Figures]) -> str:

@@ -33,11 +33,6 @@ def _about(e: Event) -> str:
 _LOOK = Look(_KINDS, _about, "ticks", frozenset({"wait", "barrier"}), gap=27, arrow="blue")
 
 
-def _rows(run: devices.Run) -> list[Row]:
-    of = [[e for e in run.events if e.device == device] for device in range(min(run.mesh.size, _MOST_DEVICES))]
-    return [Row("", str(device), run.mesh.name(device), [events]) for device, events in enumerate(of)]
-
-
 def _arrows(run: devices.Run, sheet: Sheet) -> Iterator[str]:
     """From the sender's row, where a copy starts, to the receiver's, where it has arrived."""
     drawn = [t for t in run.transfers if max(t.source, t.target) < _MOST_DEVICES]
@@ -59,9 +54,8 @@ def _title(run: devices.Run) -> str:
     return f"{plural(run.mesh.size, 'device')}, {shape}. {ends}"
 
 
-def _text_lines(run: devices.Run) -> Iterator[str]:
-    """The rows, and who sends to whom, by the line that does so."""
-    yield from text_lines(_rows(run), _LOOK)
+def _senders(run: devices.Run) -> Iterator[str]:
+    """Who sends to whom, by the line that does so."""
     by_line: dict[str, list[Transfer]] = {}
     for t in run.transfers:
         by_line.setdefault(str(t.line or "a library"), []).append(t)
@@ -76,6 +70,10 @@ def on_devices(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     run, note = tried(fn, lambda: devices.run(fn, *args, **kwargs), findings_of)
     if run is None:
         return Timeline([], note, empty=True)
-    drawn = svg(_rows(run), _LOOK, functools.partial(_arrows, run), _COPIES if run.transfers else "")
+    of = [[e for e in run.events if e.device == device] for device in range(min(run.mesh.size, _MOST_DEVICES))]
+    rows = [Row("", str(device), run.mesh.name(device), [events]) for device, events in enumerate(of)]
+    drawn = svg(rows, _LOOK, functools.partial(_arrows, run), _COPIES if run.transfers else "")
     title, costs = _title(run), gained([run.counts])
-    return Timeline([Chart(drawn, f"Timeline of {title} {costs}", [*_text_lines(run)], title, costs)], note)
+    return Timeline(
+        [Chart(drawn, f"Timeline of {title} {costs}", [*text_lines(rows, _LOOK), *_senders(run)], title, costs)], note
+    )

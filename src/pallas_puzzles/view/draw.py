@@ -617,7 +617,7 @@ def look(
         traces.append(trace)
         return list(trace.outputs) or [np.zeros(o.shape, o.dtype) for o in call.outs]
 
-    name = getattr(wrapped(fn), "__name__", "the function")
+    name = name_of(fn)
     try:
         with time_limit(TIME_LIMIT_S, name):
             capture(fn, *args, on_call=on_call, **kwargs)
@@ -667,7 +667,7 @@ def tried(
     fn: Callable[..., Any], run: Callable[[], Any], findings_of: Callable[[Any], Iterable[Any]]
 ) -> tuple[Any, str]:
     """(what a machine makes of a function, None where that goes wrong; in a sentence, what is wrong)."""
-    name = getattr(wrapped(fn), "__name__", "the function")
+    name = name_of(fn)
     try:
         with time_limit(TIME_LIMIT_S, name):
             made = run()
@@ -676,6 +676,10 @@ def tried(
     wrong = next(iter(findings_of(made.findings)), None)
     where = f" ({wrong.line})" if wrong is not None and wrong.line is not None else ""
     return made, f"{wrong.cause}{where}" if wrong is not None else ""
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    return str(getattr(wrapped(fn), "__name__", "") or "the function")
 
 
 def reason(error: BaseException, name: str, nothing: bool) -> str:

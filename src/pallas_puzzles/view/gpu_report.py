@@ -9,10 +9,12 @@ import numpy as np
 from ..ir.capture import is_pallas_call, line_of, source_line
 from ..ir.program import calls_in
 from ..targets.gpu import compiler, lowering, sass, work
-from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, chip, occupancy
+from ..targets.gpu.chips import LAUNCH_S, REACHED, Chip, occupancy
+from ..targets.gpu.chips import chip as named
 from ..targets.tpu.lowering import Refusal
+from .draw import name_of
 from .gpu_picture import KernelReport, Line, Report
-from .report import matched, name_of
+from .report import matched
 
 _MUFU_CYCLES = 8  # of a scheduler for a warp's instruction: 16 results a cycle in an SM
 
@@ -41,7 +43,7 @@ def gpu_report(
     16 kernels (benchmarks/gpu.md): matrix products, attention, a ragged dot, softmax; of the solutions of gpu_basics it
     was 0.66 to 1.02 times (docs/bench.md). No B200 was measured.
     """
-    target = _chip(chip)
+    target = named(chip)
     report = Report(target, name_of(fn))
     if unwritten:
         return report.without(unwritten)
@@ -78,9 +80,6 @@ def gpu_report(
     for kernel, call in matched(compiled.kernels, works, ("ctas", "name"), ("ctas",)):
         report.kernels.append(_kernel_report(kernel, call, target))
     return report
-
-
-_chip = chip
 
 
 def _given(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -152,15 +151,14 @@ def _estimate(
     issued = turns * sum(line.cycles for line in lines)
     special = turns * sum(line.once.get("MUFU", 0) * (line.runs or 0.0) for line in lines)
     moved = {i: kernel.ctas * (mean.loaded[i] + mean.stored[i]) for i in {*mean.loaded, *mean.stored}}
+    tensor_s = sum(flops / target.flops_per_s(dtype) for dtype, flops in busiest.tensor_flops.items())
     products = mean.tensor_flops
     found.mxu_dtype = max(products, key=lambda dtype: products[dtype], default=None)
     found.flops = kernel.ctas * (sum(products.values()) + mean.flops + mean.specials)
     found.gmem_bytes = sum(moved.values())
     found.hbm_bytes = sum(min(nbytes, call.sizes[i]) for i, nbytes in moved.items())
     found.times = {
-        "tensor": turns
-        * target.sms
-        * sum(flops / target.flops_per_s(dtype) for dtype, flops in busiest.tensor_flops.items()),
+        "tensor": turns * target.sms * tensor_s,
         "instructions": issued / target.clock_hz,
         "MUFU": special * _MUFU_CYCLES / target.clock_hz,
         "L2": found.gmem_bytes / target.l2_bytes_per_s,

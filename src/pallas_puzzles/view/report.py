@@ -1,7 +1,7 @@
 """A report on what a compiler makes of a function: text for a terminal, a roofline and a table for a notebook."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, ClassVar, Self
 
@@ -110,10 +110,6 @@ def matched[A, B](kernels: Iterable[A], calls: Sequence[B], *by: tuple[str, ...]
         pairs.append((kernel, found))
         left = [call for call in left if call is not found]
     return pairs
-
-
-def name_of(fn: Callable[..., Any]) -> str:
-    return str(getattr(fn, "__name__", "") or getattr(getattr(fn, "func", None), "__name__", "") or "the function")
 
 
 # --- the words that text and table share -----------------------------------------------------------------------------

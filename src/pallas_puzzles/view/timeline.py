@@ -7,7 +7,7 @@ arrival at a barrier an arrow to who waits for it: so that double buffering is s
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..diagnose.gpu import findings_of
@@ -45,10 +45,10 @@ def _events(launched: Launched) -> list[Event]:
     return [dataclasses.replace(event, kind=kind(event)) for event in launched.events]
 
 
-def _rows(launched: Launched) -> list[Row]:
+def _rows(events: Iterable[Event]) -> list[Row]:
     """The lanes of the first CTAs: warpgroups, tensor cores, copy engine, slots in SMEM as they are first used."""
     lanes: dict[tuple[int, str], list[Event]] = {}
-    for event in [*_events(launched), *slot_events(launched.uses)[0]]:
+    for event in events:
         lanes.setdefault((event.cta, event.lane), []).append(event)
 
     def order(key: tuple[int, str]) -> tuple[int, int, str]:
@@ -61,13 +61,6 @@ def _rows(launched: Launched) -> list[Row]:
 
 
 # --- the drawing -----------------------------------------------------------------------------------------------------
-
-
-def _svg(launched: Launched) -> str:
-    left_out = slot_events(launched.uses)[1]
-    notes = [f"{plural(left_out, 'more slot')} of SMEM in a CTA are not drawn"] if left_out else []
-    legend = _HANDOVERS if launched.handovers else ""
-    return svg(_rows(launched), _LOOK, functools.partial(_arrows, launched), legend, notes)
 
 
 def _arrows(launched: Launched, sheet: Sheet) -> Iterator[str]:
@@ -100,10 +93,10 @@ _LOOK = Look(_KINDS, _words, "cycles")
 _HEADS = ("line", "what", "times", "cycles", "waited for")
 
 
-def _table(launched: Launched) -> list[tuple[str, str, str, str, str]]:
+def _table(events: Iterable[Event]) -> list[tuple[str, str, str, str, str]]:
     """What each line of the reader's does in the first CTAs, in the order of the lines."""
     found: dict[Any, list[Event]] = {}
-    for event in _events(launched):
+    for event in events:
         found.setdefault((event.line, event.kind), []).append(event)
     rows = []
     in_order = sorted(found.items(), key=lambda each: (each[0][0].file, each[0][0].line) if each[0][0] else ("~", 0))
@@ -161,26 +154,28 @@ class Timeline(Displayed):
     note: str = ""
     empty: bool = False
 
-    @property
-    def _drawn(self) -> list[Chart]:
-        return [] if self.empty and self.note else self.charts
-
     def svg(self, call: int = 0) -> str:
         """One kernel as a standalone SVG file; hovering over a bar says what it is, and its line."""
         return self.charts[call].svg
 
     def text(self) -> str:
         """The picture in characters."""
-        return "\n\n".join([*([self.note] if self.note else []), *("\n".join(each.lines()) for each in self._drawn)])
+        return "\n\n".join(filter(None, [self.note, *("\n".join(chart.lines()) for chart in self._drawn())]))
 
     def _repr_html_(self) -> str:
-        return "".join(each.html() for each in self._drawn) + sentence_html(self.note)
+        return "".join(chart.html() for chart in self._drawn()) + sentence_html(self.note)
+
+    def _drawn(self) -> list[Chart]:
+        return [] if self.empty and self.note else self.charts
 
 
 def _chart(launched: Launched) -> Chart:
-    text = [*text_lines(_rows(launched), _LOOK)]
-    table = html_table(dict.fromkeys(_HEADS, ""), _table(launched), "w<>>w")
-    return Chart(_svg(launched), _alt(launched), text, _title(launched), _costs(launched), table)
+    events, (in_slots, left_out) = _events(launched), slot_events(launched.uses)
+    rows, legend = _rows([*events, *in_slots]), _HANDOVERS if launched.handovers else ""
+    notes = [f"{plural(left_out, 'more slot')} of SMEM in a CTA are not drawn"] if left_out else []
+    drawn = svg(rows, _LOOK, functools.partial(_arrows, launched), legend, notes)
+    table = html_table(dict.fromkeys(_HEADS, ""), _table(events), "w<>>w")
+    return Chart(drawn, _alt(launched), [*text_lines(rows, _LOOK)], _title(launched), _costs(launched), table)
 
 
 def timeline(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Timeline:

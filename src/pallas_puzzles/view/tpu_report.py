@@ -22,7 +22,8 @@ from ..targets.tpu import compiler, schedule
 from ..targets.tpu.chips import CHIPS, STEP_OVERHEAD_S, Chip, chip
 from ..targets.tpu.explain import explain, explain_abort, over_vmem
 from ..targets.tpu.lowering import Refusal, exported, for_tpu, refusal_on
-from .report import matched, name_of
+from .draw import name_of
+from .report import matched
 from .tpu_picture import KernelReport, Report
 
 _SIMULATED_CYCLES = 1_500_000  # more than this takes libtpu's simulator a quarter of a minute
@@ -113,7 +114,6 @@ def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     What comes out the same in both does not depend on values that nobody gave.
     """
     rng = np.random.default_rng(0)
-
     random = [x for arg in args for x in jax.tree.leaves(arg) if hasattr(x, "draw")]
     drawn = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in random) <= _DRAWN_BYTES
 
@@ -127,19 +127,15 @@ def _values(args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             return np.asarray(jax.numpy.asarray(x))
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
+    def filled(x: Any, number: int) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if is_key(x):
+            return to_keys(np.full(x.shape, number, np_dtype(x)), x)
+        return np.broadcast_to(np.full((), number, x.dtype), x.shape)
+
     given = jax.tree.map(value, tuple(args))
-
-    def filled(number: int) -> tuple[Any, ...]:
-        def fill(x: Any) -> Any:
-            if not isinstance(x, jax.ShapeDtypeStruct):
-                return x
-            if is_key(x):
-                return to_keys(np.full(x.shape, number, np_dtype(x)), x)
-            return np.broadcast_to(np.full((), number, x.dtype), x.shape)
-
-        return jax.tree.map(fill, given)
-
-    return filled(0), filled(1)
+    return jax.tree.map(lambda x: filled(x, 0), given), jax.tree.map(lambda x: filled(x, 1), given)
 
 
 # --- what the program does -------------------------------------------------------------------------------------------
@@ -272,12 +268,12 @@ def _compile(
     axes: Mapping[str, int],
     simulate: bool,
 ) -> None:
-    target = report.chip
+    target, calls = report.chip, [work.call for work in works]
     with for_tpu(target.mesh(axes)):
         try:
             program = exported(fn, shapes)
         except Exception as error:
-            report.refusal = explain(str(error), [w.call for w in works], target)
+            report.refusal = explain(str(error), calls, target)
             return
     options: dict[str, str] = {}
     try:
@@ -288,18 +284,17 @@ def _compile(
                 compiled = compiler.compile_program(program, target, axes, options=again)
                 options = again
     except compiler.CompilerError as error:
-        report.refusal = explain(str(error), [w.call for w in works], target)
+        report.refusal = explain(str(error), calls, target)
         return
     except compiler.CompilerDied as error:
-        report.refusal = explain_abort(str(error), [w.call for w in works])
+        report.refusal = explain_abort(str(error), calls)
         if report.refusal is None:
             report.unavailable = f"{error}; the next report starts it afresh"
         return
     report.copies = compiled.copies
     if not works and not missed:
         report.notes.append("the function reaches no pallas_call")
-    sparse = [w.call.name for w in works if w.call.sparse]
-    if sparse:
+    if sparse := [call.name for call in calls if call.sparse]:
         words = "runs" if len(sparse) == 1 else "run"
         report.notes.append(f"{listed(sparse)} {words} on SparseCores, of which the compiler shows no schedule")
     works = [work for work in works if not work.call.sparse]
@@ -464,11 +459,7 @@ def _buffers(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _Work) 
 
 
 def _simulate(
-    report: Report,
-    program: bytes,
-    axes: Mapping[str, int],
-    options: Mapping[str, str],
-    wanted: bool,
+    report: Report, program: bytes, axes: Mapping[str, int], options: Mapping[str, str], wanted: bool
 ) -> None:
     """Fills in the cycles, or says why there are none."""
     expected = sum((k.steps or 1) * k.mean_step for k in report.kernels)

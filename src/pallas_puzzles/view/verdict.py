@@ -133,11 +133,10 @@ class Verdict(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data with stable keys, for programs."""
-        own = {
-            name: getattr(self, name) for name in ("puzzle", "status", "headline", "gained", "notes", "picture", "next")
-        }
+        names = ("puzzle", "status", "headline", "gained", "notes", "picture", "next")
         findings, figures = [_finding_json(f) for f in self.findings], [costs.to_json(f) for f in self.figures]
-        told = {**own, "passed": bool(self), "findings": findings, "figures": figures}
+        told = {name: getattr(self, name) for name in names} | {"passed": bool(self)}
+        told |= {"findings": findings, "figures": figures}
         return json.loads(json.dumps(told, default=lambda number: number.item()))  # NumPy's
 
 
