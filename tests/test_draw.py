@@ -518,7 +518,7 @@ def drawn_by(bench: live._Bench) -> Page:
 
 
 def test_sizes_that_do_not_go_together_are_said() -> None:
-    picture = live_matmul().with_sizes(bm=7)
+    picture = live_matmul().with_sizes({"bm": 7})
     assert isinstance(picture, draw.Picture)
     assert str(picture)
 

@@ -1,7 +1,8 @@
 """Numbers and plain text, as they are shown everywhere."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 LINES, COLUMNS = 24, 100  # of a screen
 Lines = list[tuple[str, str]]  # (role, line); the role decides the colour
@@ -27,6 +28,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
 def cut(line: str, columns: int = COLUMNS, end: str = "...") -> str:
     return line if len(line) <= columns else line[: columns - len(end)] + end
 
@@ -48,6 +53,13 @@ def fitted(parts: Sequence[tuple[int, Lines]], room: int) -> Lines:
             kept.add(i)
             room -= len(lines)
     return [line for i, (_, lines) in enumerate(parts) if i in kept for line in lines]
+
+
+def rich_text(lines: Lines, styles: Mapping[str, str]) -> Any:
+    """Lines, as rich can print them. styles: by role."""
+    from rich.text import Text
+
+    return Text("\n").join(Text(line, style=styles.get(role, "")) for role, line in lines)
 
 
 def plain(text: str, encoding: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..text import plain
 from .draw import image, running_shell
-from .paper import SANS, card, px, svg_text
+from .paper import END, SANS, card, px, svg_text
 
 _WIDE, _HIGH, _LEFT, _TOP, _RIGHT, _BOTTOM = 560.0, 240.0, 48.0, 56.0, 540.0, 210.0  # px
 _LOOKS = (("blue", ""), ("vermilion", "6 4"), ("green", "2 3"))  # colour and dashes: each differs in both
@@ -93,7 +93,7 @@ class Curve:
         for tick in (0, 0.5, 1):
             y = _BOTTOM - tick * (_BOTTOM - _TOP)
             marks.append(f'<path d="M{px(_LEFT)} {px(y)}H{px(_RIGHT)}" stroke="var(--line)"/>')
-            marks.append(svg_text(_LEFT - 6, y + 4, f"{tick * high:.3g}", 10.5, "muted", SANS, ' text-anchor="end"'))
+            marks.append(svg_text(_LEFT - 6, y + 4, f"{tick * high:.3g}", 10.5, "muted", SANS, END))
         for number, (label, values) in enumerate(curves.items()):
             colour, dashes = _LOOKS[number % len(_LOOKS)]
             across, up = (_RIGHT - _LEFT) / max(1, self.steps - 1), (_BOTTOM - _TOP) / high

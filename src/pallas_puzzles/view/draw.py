@@ -22,7 +22,7 @@ from ..lens.machine import WRITTEN, Beyond, Trace, figures, run_call
 from ..lens.survey import clip, survey
 from ..lens.tally import Tally, tally
 from ..lens.watchdog import TimeLimit, time_limit
-from ..text import LINES, cut, plain, plural
+from ..text import LINES, capital, cut, plain, plural
 from . import words
 from .flights import flights
 from .paper import (
@@ -291,7 +291,7 @@ def alt_words(trace: Trace, step: int = 0) -> str:
     if window := words.window_words(trace):
         parts.append(f"Drawn are {window}.")
     if trace.n:
-        parts.append(f"{words.step_words(trace, step)[0].upper()}{words.step_words(trace, step)[1:]}.")
+        parts.append(f"{capital(words.step_words(trace, step))}.")
     counts, rows = [], figures(trace).operands
     for k, o in enumerate(call.operands):
         if not o.in_hbm:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.capture import Operand, wrapped
+from ..ir.capture import wrapped
 from ..lens.machine import figures
 from ..text import human_bytes
 from .draw import Picture, html_table, look, running_shell
@@ -50,23 +50,22 @@ class LivePicture(Picture):
         """Sliders for block sizes, the costs and the picture: an ipywidgets.VBox."""
         return _Bench(self).widget
 
-    def with_sizes(self, **sizes: int) -> Picture:
-        """The plain picture of a run with other block sizes."""
-        return look(self.fn, self.args, {**self.kwargs, **sizes}, first_step=self.first_step)
+    def with_sizes(self, sizes: Mapping[str, int], plan_only: bool = False) -> Picture:
+        """The plain picture of a run with other block sizes. plan_only: of its blocks alone."""
+        return look(self.fn, self.args, {**self.kwargs, **sizes}, plan_only, self.first_step)
 
     def choices(self) -> dict[str, list[int]]:
         """The block sizes worth offering: a quarter to four times the present one, as far as they run."""
+
+        def runs(name: str, size: int) -> bool:
+            plan = self.with_sizes({name: size}, plan_only=True)
+            return bool(plan.traces) and not plan.note and _faults(plan) <= _faults(self)
+
         offered = {}
         for name, now in block_sizes(self.fn, self.kwargs).items():
             sizes = sorted({now, *(now // f for f in (2, 4) if now % f == 0), 2 * now, 4 * now})
-            good = [size for size in sizes if size == now or self._runs_with(name, size)]
-            if len(good) > 1:
-                offered[name] = good
-        return offered
-
-    def _runs_with(self, name: str, size: int) -> bool:
-        plan = look(self.fn, self.args, {**self.kwargs, name: size}, plan_only=True)
-        return bool(plan.traces) and not plan.note and _faults(plan) <= _faults(self)
+            offered[name] = [size for size in sizes if size == now or runs(name, size)]
+        return {name: sizes for name, sizes in offered.items() if len(sizes) > 1}
 
 
 # --- which sizes make sense ------------------------------------------------------------------------------------------
@@ -74,15 +73,12 @@ class LivePicture(Picture):
 
 def block_sizes(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
     """The integer keyword arguments of `fn` and their values: keyword-only ones with a default, and those passed."""
-    sizes = {}
+    sizes: dict[str, Any] = {}
     with contextlib.suppress(ValueError, TypeError):
-        for name, parameter in inspect.signature(wrapped(fn)).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY:
-                sizes[name] = parameter.default
-    whole = {
-        n: v for n, v in {**sizes, **kwargs}.items() if isinstance(v, int | np.integer) and not isinstance(v, bool)
-    }
-    return {name: int(size) for name, size in whole.items() if size > 0}
+        parameters = inspect.signature(wrapped(fn)).parameters.values()
+        sizes = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    whole = {n: v for n, v in (sizes | dict(kwargs)).items() if isinstance(v, int | np.integer)}
+    return {name: int(size) for name, size in whole.items() if size > 0 and not isinstance(size, bool)}
 
 
 def _faults(picture: Picture) -> set[str]:
@@ -96,17 +92,13 @@ def _faults(picture: Picture) -> set[str]:
                 faults.add("larger than the array")
             if not all(in_range(t, k, s) for s in range(t.n)):
                 faults.add("out of range")
-            if not _is_tiled(o):
+            # the rule for the last two dimensions of a block: a multiple of 8 and of 128, or the whole of the array
+            last = zip(o.block[::-1], o.shape[::-1], (128, 8), strict=False)
+            if not all(block == size or block % tile == 0 for block, size, tile in last):
                 faults.add("no tiles of (8, 128)")
             if o.role == "out" and t.total is None and all(d.kind != "element" for d in o.dims):
                 faults |= {"not all of the result"} if len(set(t.blocks[k])) < math.prod(o.tiles) else set()
     return faults
-
-
-def _is_tiled(o: Operand) -> bool:
-    """The TPU's rule for the last two dimensions of a block: a multiple of 8 and of 128, or the whole of the array."""
-    pairs = list(zip(o.block, o.shape, strict=True))[-2:]
-    return all(b == n or b % tile == 0 for (b, n), tile in zip(reversed(pairs), (128, 8), strict=False))
 
 
 # --- the widgets -----------------------------------------------------------------------------------------------------
@@ -131,7 +123,7 @@ class _Bench:
         self.costs, self.drawn = ipywidgets.HTML(), ipywidgets.Output()  # an HTML would run no script
         self.widget = ipywidgets.VBox([*self.sizes.values(), self.costs, self.drawn])
         for slider in self.sizes.values():
-            slider.observe(lambda _: self._tell(picture.with_sizes(**self._chosen())), names="value")
+            slider.observe(lambda _: self._tell(picture.with_sizes(self._chosen())), names="value")
         self._tell(Picture(picture.traces, picture.note, first_step=picture.first_step))
 
     def _chosen(self) -> dict[str, int]:

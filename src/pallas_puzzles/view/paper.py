@@ -264,7 +264,7 @@ class Map:
 
     def boxes(self, blocks: Iterable[Sequence[int]]) -> str:
         """One path around all these blocks."""
-        places = (self.place(block) for block in dict.fromkeys(map(tuple, blocks)))
+        places = map(self.place, dict.fromkeys(map(tuple, blocks)))
         return "".join(_box(*place, self.block_w, self.block_h) for place in places if place)
 
 

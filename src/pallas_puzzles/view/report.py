@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from ..lens.machine import listed
 from ..targets.tpu.lowering import Refusal
-from ..text import LINES, Lines, cut, fitted, wrapped
+from ..text import LINES, Lines, capital, cut, fitted, rich_text, wrapped
 from .draw import FONT, LEFT, Displayed, card_html, cells_html, image, row_html, source_html, table
 from .paper import BAD, GOOD, NEUTRAL
 from .roofline import Roofline, achieved, digits, human_count, human_time, percent, ridge
@@ -72,16 +72,14 @@ class Report[C: Any, K](Displayed):
 
     def __rich__(self) -> Any:
         """The text with a little colour."""
-        from rich.text import Text
-
         first = "bold green" if self else "bold" if self.unavailable else "bold yellow"
         styles = {"headline": first, "kernel": "bold", "cause": "bold", "line": "cyan", "ptxas": "yellow"}
-        return Text("\n").join(Text(line, style=styles.get(role, "")) for role, line in _lines(self))
+        return rich_text(_lines(self), styles)
 
     def _repr_html_(self) -> str:
         """The roofline, and a table with the facts; colours are the page's own."""
         if self.unavailable:
-            return card_html(NEUTRAL, f"<b>{escape(_capital(self.unavailable))}</b>", FONT)
+            return card_html(NEUTRAL, f"<b>{escape(capital(self.unavailable))}</b>", FONT)
         first = f"<b>{escape(_headline(self))}</b>"
         if self.refusal is not None:
             return card_html(BAD, first + _refusal_html(self.refusal), FONT)
@@ -166,10 +164,6 @@ def flop_words(kernel: Any, chip: Any, unit: str, least: str = "") -> str:
     return words
 
 
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
 # --- text ------------------------------------------------------------------------------------------------------------
 
 Part = tuple[int, Lines]  # (rank, lines)
@@ -178,7 +172,7 @@ _MOST_ROWS = 16  # of a table in HTML
 
 def _lines(report: Report[Any, Any]) -> Lines:
     if report.unavailable:
-        return [("headline", _capital(report.unavailable))]
+        return [("headline", capital(report.unavailable))]
     lines = wrapped(_headline(report), "headline", most=2)
     if report.refusal is not None:
         return lines + _refusal_lines(report.refusal)

@@ -13,7 +13,7 @@ from typing import Any
 from ..diagnose.gpu import findings_of
 from ..lens import gpu
 from ..lens.gpu import Event, Launched
-from ..text import human_bytes, plural
+from ..text import capital, human_bytes, plural
 from .bars import BAR_PX, ROW_PX, Chart, Look, Row, Sheet, arrow, source, svg, text_lines, tracks
 from .costs import gained
 from .draw import Displayed, html_table, sentence_html, tried
@@ -140,7 +140,7 @@ def _alt(launched: Launched) -> str:
     engines = (("tensor cores", c.tensor_busy, c.tensor_idle), ("copy engines", c.copy_busy, c.copy_idle))
     busy = [f"the {name} are busy for {b:,.0f} of {b + idle:,.0f} cycles" for name, b, idle in engines if b]
     words = "; ".join([*busy, f"the warpgroups wait for {c.waited:,.0f} cycles"])
-    return f"Timeline of {_title(launched)} {words[0].upper()}{words[1:]}."
+    return f"Timeline of {_title(launched)} {capital(words)}."
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -79,30 +79,22 @@ def tpu_report(
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placed), values)
     if compiler.missing() is None:
         compiler.warm(simulator=simulate and not axes)
-    report.refusal = refusal_on(target_mesh, call, shapes)
-    if report.refusal is not None:
-        report.refusal = _about_the_chip(report.refusal, target)
+    if (refusal := refusal_on(target_mesh, call, shapes)) is not None:
+        if "SparseCore" in refusal.sentence and target.info.sparse_core is None:
+            others = [f'tpu="{each.name}"' for each in CHIPS.values() if each.info.sparse_core is not None]
+            words = f"A {target.title} has no SparseCores, and this kernel runs on them: ask for {' or '.join(others)}."
+            refusal = Refusal(words, refusal.sentence, refusal.line)
+        report.refusal = refusal
         return report
     with on_chip(target.kind):
         works, missed = _works(call, values, twins, shapes, target_mesh)
     if missed:
         report.notes.append(f"{missed} could not be followed: nothing is known of it but what the compiler says")
     report.refusal = _too_large(works, target)
-    if report.refusal is not None:
-        return report
-    report.unavailable = compiler.missing() or ""
-    if report.unavailable:
-        return report
-    _compile(report, call, shapes, works, missed, axes, simulate)
+    report.unavailable = "" if report.refusal is not None else compiler.missing() or ""
+    if report:
+        _compile(report, call, shapes, works, missed, axes, simulate)
     return report
-
-
-def _about_the_chip(refusal: Refusal, target: Chip) -> Refusal:
-    if "SparseCore" not in refusal.sentence or target.info.sparse_core is not None:
-        return refusal
-    others = [f'tpu="{each.name}"' for each in CHIPS.values() if each.info.sparse_core is not None]
-    words = f"A {target.title} has no SparseCores, and this kernel runs on them: ask for {' or '.join(others)}."
-    return dataclasses.replace(refusal, sentence=words, detail=refusal.sentence)
 
 
 # --- what goes in ----------------------------------------------------------------------------------------------------
@@ -447,8 +439,7 @@ def _buffers(compiled: compiler.Compiled, kernel: compiler.Kernel, work: _Work) 
         name = buffer.name
         if buffer.window is not None:
             role, number = buffer.window
-            refs = call.ins if role == "input" else call.outs
-            place = number - before if role == "input" else number
+            refs, place = (call.ins, number - before) if role == "input" else (call.outs, number)
             name = refs[place].name if 0 <= place < len(refs) else name
         elif name == "scratch operand":
             name = next(scratch, name)

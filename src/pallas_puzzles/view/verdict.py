@@ -14,7 +14,7 @@ from ..installation import PACKAGE
 from ..ir.capture import Operand
 from ..lens.gpu.timeline import Counts
 from ..lens.machine import Figures
-from ..text import COLUMNS, LINES, Lines, cut, fitted, plain, plural, wrapped
+from ..text import COLUMNS, LINES, Lines, capital, cut, fitted, plain, plural, rich_text, wrapped
 from . import costs
 from .draw import Displayed, card_html, running_shell, source_html, tile_map_html
 from .paper import BAD, GOOD, NEUTRAL
@@ -115,9 +115,9 @@ class Verdict(Displayed):
 
     def coloured(self, columns: int, traceback: str = SHOW_TRACEBACK) -> Any:
         """`text`, as rich can print it."""
-        from rich.text import Text
-
-        return Text("\n").join(Text(line, style=_style(self, role)) for role, line in _text(self, columns, traceback))
+        first = {"passed": "bold green", "unsolved": "bold"}.get(self.status, "bold yellow")
+        styles = {"headline": first, "cause": "bold", "line": "cyan", "next": "bold"}
+        return rich_text(_text(self, columns, traceback), styles)
 
     def _repr_html_(self) -> str:
         return _card(self)
@@ -191,17 +191,12 @@ def _place(finding: Finding) -> str:
 def _sentence(words: str) -> str:
     """With a capital, unless it starts with a name of the reader's (x_ref, jnp.dot)."""
     word = words.split(" ", 1)[0]
-    return words if set("_(") & set(word) or "." in word.rstrip(".,:") else words[:1].upper() + words[1:]
+    return words if set("_(") & set(word) or "." in word.rstrip(".,:") else capital(words)
 
 
 def _cost(v: Verdict) -> str:
     """The figures of an answer that did not pass, unless the findings are about nothing else."""
     return "" if any(f.kind == "budget" for f in v.findings) else costs.gained(v.figures)
-
-
-def _style(v: Verdict, role: str) -> str:
-    headline = {"passed": "bold green", "unsolved": "bold"}.get(v.status, "bold yellow")
-    return {"headline": headline, "cause": "bold", "line": "cyan", "next": "bold"}.get(role, "")
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
@@ -218,10 +213,10 @@ def _card(v: Verdict) -> str:
         f'<span style="background:{colour};color:#fff;border-radius:9px;padding:1px 9px;font-weight:600;'
         f'margin-right:4px">{badge}</span> <b>{html.escape(v.title or v.word)}</b>'
     ]
-    parts += [_finding_html(f, first=i == 0) for i, f in enumerate(v.findings[:_SHOWN_FINDINGS])]
-    rest = v.findings[_SHOWN_FINDINGS:]
-    if rest:
-        parts.append(_folded(plural(len(rest), "more finding"), "".join(_finding_html(f, first=False) for f in rest)))
+    findings = [_finding_html(f, first=i == 0) for i, f in enumerate(v.findings)]
+    parts += findings[:_SHOWN_FINDINGS]
+    if rest := findings[_SHOWN_FINDINGS:]:
+        parts.append(_folded(plural(len(rest), "more finding"), "".join(rest)))
     if v.tiles is not None and v.tiles.wrong and len(v.tiles.status) > 1:
         parts.append(f'<div style="margin-top:8px">{tile_map_html(v.tiles.operand, v.tiles.status)}</div>')
     if v.picture:
@@ -249,7 +244,7 @@ def _next_html(v: Verdict) -> str:
     following = html.escape(v.next)
     if standing.link and v.next:
         following = f'<a href="{html.escape(standing.link)}">{following}</a>'
-    told = " ".join(part for part in (html.escape(standing.words), following) if part)
+    told = " ".join(filter(None, (html.escape(standing.words), following)))
     told = f'<div style="margin-top:6px;font-weight:600">{told}</div>' if told else ""
     return told + (f'<div style="margin-top:8px">{standing.drawing}</div>' if standing.drawing else "")
 
@@ -288,14 +283,14 @@ def _finding_html(finding: Finding, *, first: bool) -> str:
     cause = _words_html(_sentence(finding.cause))
     words = f"<b>{cause}</b>" if first else f"Also: {cause}"
     items = [f"<li>{_words_html(item)}</li>" for item in finding.evidence]
-    shown = items[: _SHOWN_EVIDENCE if first else 1]
+    most = _SHOWN_EVIDENCE if first else 1
+    shown, left = items[:most], items[most:]
     parts = [f'<div style="margin-top:8px">{words}</div>']
     if finding.line is not None:
         parts.append(source_html(_place(finding), finding.line.text))
     if shown:
         parts.append(f'<ul style="margin:4px 0 0;padding-left:1.6em">{"".join(shown)}</ul>')
-    if len(items) > len(shown):
-        left = items[len(shown) :]
+    if left:
         parts.append(_folded(f"{len(left)} more", f'<ul style="margin:0;padding-left:1.6em">{"".join(left)}</ul>'))
     return "".join(parts)
 

@@ -139,13 +139,11 @@ def table_rows(trace: Trace, costs: Figures) -> list[tuple[str, ...]]:
 def text_lines(trace: Trace, lines_left: int = LINES) -> list[str]:
     call, costs = trace.call, figures(trace)
     lines = [cut(f"{call.name}: {title_words(call)}", end="…")]
-    table = _text_table([tuple(HEADS), *table_rows(trace, costs)])
-    lanes = [k for k, o in enumerate(call.operands) if not o.in_hbm]
-    most = lines_left - 3
+    table, most = _text_table([tuple(HEADS), *table_rows(trace, costs)]), lines_left - 3
     if len(table) > most:
         table = [*table[: most - 1], f"... and {len(table) - most + 1} more"]
-    lines += table
-    lines += textwrap.wrap(totals_words(trace, costs), COLUMNS)
+    lines += [*table, *textwrap.wrap(totals_words(trace, costs), COLUMNS)]
+    lanes = [k for k, o in enumerate(call.operands) if not o.in_hbm]
     spare = lines_left - len(lines)
     if not trace.n or spare < 3 or not lanes:
         return lines
@@ -232,15 +230,11 @@ def _text_map(axes: list[Axis], blocks: Sequence[Any], step: int, name: str, max
 
 def tile_map_words(status: Mapping[Block, str]) -> str:
     """'crossed: wrong values in (0, 1), (1, 1); zero in (2, 0)'."""
-    groups: dict[str, list[Block]] = {}
-    for block, word in status.items():
-        if word != "ok":
-            groups.setdefault(word, []).append(block)
     parts = []
-    for word, blocks in groups.items():
-        named = ", ".join(str(b) for b in blocks[:8])
+    for word in dict.fromkeys(word for word in status.values() if word != "ok"):
+        blocks = [str(block) for block, its in status.items() if its == word]
         more = f" and {len(blocks) - 8} more" if len(blocks) > 8 else ""
-        parts.append(f"{word} in {named}{more}")
+        parts.append(f"{word} in {', '.join(blocks[:8])}{more}")
     return f"crossed: {'; '.join(parts)}" if parts else "every block is right"
 
 
