@@ -114,7 +114,7 @@ def test_blocks_are_drawn_where_they_are(name: str) -> None:
     for trace in picture_of(name).traces:
         for panel in draw._panels(trace):
             m = panel.map
-            steps = trace.steps if panel.k is None else trace.blocks[panel.k]
+            steps = panel.blocks
             for block in {b for b in steps if b is not None}:
                 x, y = m.place(block) or pytest.fail(f"{panel.title}: no place for block {block}")
                 assert -0.01 <= x <= m.w - m.block_w + 0.01, (panel.title, block)
@@ -671,10 +671,10 @@ def test_a_narrow_page_scrolls_and_keeps_letters_readable(tmp_path: Path, chromi
 
 def check_positions(section: Any, trace: Any, step: int) -> None:
     for number, panel in enumerate(draw._panels(trace)):
-        if panel.k is None or not in_range(trace, panel.k, step) or trace.blocks[panel.k][step] is None:
+        if number == 0 or not in_range(trace, number - 1, step) or panel.blocks[step] is None:
             continue
         mark = section.locator(f'[data-p="{number}"] [data-k="r"]')
-        x, y = panel.map.place(trace.blocks[panel.k][step])
+        x, y = panel.map.place(panel.blocks[step])
         assert float(mark.get_attribute("x")) == pytest.approx(x, abs=0.11), (panel.title, step)
         assert float(mark.get_attribute("y")) == pytest.approx(y, abs=0.11), (panel.title, step)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ir.capture import Call, ForGpu, ForMesh, Operand, capture, wrapped
 from ..ir.program import count_operations
-from ..lens.machine import WRITTEN, Beyond, Trace, figures, run_call
+from ..lens.machine import WRITTEN, Beyond, Trace, figures, listed, run_call
 from ..lens.survey import clip, survey
 from ..lens.tally import Tally, tally
 from ..lens.watchdog import TimeLimit, time_limit
@@ -43,7 +43,7 @@ from .paper import (
     svg_text,
     swatch,
 )
-from .words import Block, block_words, in_range, moved_word, state_words
+from .words import Block, block_words, moved_word, state_words
 
 MAX_DRAWN_STEPS = 512
 MAX_DRAWN_CALLS = 8
@@ -65,13 +65,19 @@ _COLOURS = {state: colour for state, (colour, _) in _LEGEND.items()}
 
 @dataclasses.dataclass
 class _Panel:
-    """A map with its name above and what happens to its block below. k: the operand, None for the grid."""
+    """A map with its name above and what happens to its block below.
 
-    k: int | None
+    blocks, states: by step, which block it is and what happens to it; blocks are None in HBM. copied: what that is
+    called where a block is copied, "" for the grid. state_chars: the longest text between title and map.
+    """
+
     map: Map
     title: str
     lines: list[str]
-    state_chars: int  # the longest text between title and map
+    blocks: Sequence[Block | None]
+    states: list[str]
+    copied: str
+    state_chars: int
     x: float = 0.0
     y: float = 0.0
 
@@ -96,24 +102,21 @@ def _panels(trace: Trace) -> list[_Panel]:
     grid.scale(min(grid.fit(*_GRID_BOX), 18.0 if len(call.grid) != 1 else 26.0))
     total = math.prod(call.grid)
     last = len(f"step {total - 1:,}{tuple(n - 1 for n in call.grid)}")
-    panels = [_Panel(None, grid, "grid", [str(call.grid), plural(total, "step")], last)]
+    indices = [tuple(map(int, index)) for index in trace.steps]
+    states = [f"step {trace.first + s:,}" for s in range(max(1, trace.n))]
+    panels = [_Panel(grid, "grid", [str(call.grid), plural(total, "step")], indices, states, "", last)]
     for k, o in enumerate(call.operands):
         axes = even_axes(o.shape, o.shape) if o.in_hbm else axes_of(o.shape, o.dims)
         block = "the whole array" if not o.in_hbm and o.block == o.shape else f"block {block_words(o)}"
         where = " in SMEM" if o.space == "smem" else ""
         lines = [str(o.shape), ("in HBM" if o.in_hbm else block) + where]
-        panels.append(_Panel(k, Map(axes), o.name, lines, _state_chars(trace, k)))
+        blocks, states = trace.blocks[k], [state_words(trace, k, s) for s in range(trace.n)]
+        wide = len("never touched")
+        if not o.in_hbm and trace.n:
+            wide = len("out of range" if "out of range" in states else moved_word(o)) + max(map(len, map(str, blocks)))
+        panels.append(_Panel(Map(axes), o.name, lines, blocks, states or ["never touched"], moved_word(o), wide))
     _scale_together([p.map for p in panels[1:]], _PAGE_PX - panels[0].w)
     return panels
-
-
-def _state_chars(trace: Trace, k: int) -> int:
-    if trace.call.operands[k].in_hbm or not trace.n:
-        return len("never touched")
-    word = moved_word(trace.call.operands[k])
-    if not all(in_range(trace, k, s) for s in range(trace.n)):
-        word = "out of range"
-    return len(word) + max(len(str(b)) for b in trace.blocks[k])
 
 
 def _scale_together(maps: list[Map], page_w: float) -> None:
@@ -138,21 +141,13 @@ def _flow(panels: list[_Panel], top: float) -> tuple[float, float]:
     return width, y + row_h
 
 
-def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
-    m, k = p.map, p.k
-    if k is None:
-        block: Block | None = tuple(int(i) for i in trace.steps[step]) if trace.n else None
-        visited: Iterable[Any] = trace.steps[:step]
-        state, colour = f"step {trace.first + step:,}", "var(--ink)"
-    else:
-        block = trace.blocks[k][step] if trace.n else None
-        visited = [b for b in trace.blocks[k][:step] if b is not None]
-        state = state_words(trace, k, step) if trace.n else "never touched"
-        colour = _COLOURS.get(state, "var(--frame)")
+def _panel_svg(p: _Panel, step: int, number: int) -> str:
+    m, state, block = p.map, p.states[step], p.blocks[step] if p.blocks else None
+    colour = _COLOURS.get(state, "var(--frame)") if p.copied else "var(--ink)"
     place = m.place(block) if block is not None else None
     (x, y), hidden = (place, "") if place else ((0.0, 0.0), ' visibility="hidden"')
     sheet = m.paper()
-    if k is not None and block is None:  # no pipeline cuts it into blocks
+    if p.copied and block is None:  # no pipeline cuts it into blocks
         sheet = f'<path d="{m.frames()}" fill="var(--padding)" stroke="var(--frame)" stroke-dasharray="4 3"/>'
     lines = "".join(svg_text(0, 29 + 13 * i, line, 10, "muted") for i, line in enumerate(p.lines))
     return (
@@ -163,7 +158,7 @@ def _panel_svg(trace: Trace, p: _Panel, step: int, number: int) -> str:
         f'<tspan data-k="b" dx="6">{block if block is not None else ""}</tspan></text>'
         f'<g transform="translate(0,{px(_HEAD_PX)})">{sheet}'
         f'<path data-k="v" fill="var(--tint)" fill-opacity=".8" stroke="var(--blue)" stroke-opacity=".3" '
-        f'd="{m.boxes(visited)}"/>'
+        f'd="{m.boxes(b for b in p.blocks[:step] if b is not None)}"/>'
         f'<rect data-k="r" x="{px(x)}" y="{px(y)}" width="{px(m.block_w)}" height="{px(m.block_h)}" fill="{colour}" '
         f'fill-opacity=".85" stroke="{colour}" stroke-width="1.5"{hidden}/></g></g>'
     )
@@ -192,9 +187,9 @@ class _Strip:
         return _LANE_PX * len(self.lanes) + 18
 
 
-def _strip(trace: Trace, n: int) -> _Strip:
-    piped = [(k, o.name) for k, o in enumerate(trace.call.operands) if not o.in_hbm]
-    lanes = [(name, [state_words(trace, k, s) for s in range(n)]) for k, name in piped]
+def _strip(trace: Trace, panels: list[_Panel]) -> _Strip:
+    n, operands = trace.n, zip(panels[1:], trace.call.operands, strict=True)
+    lanes = [(p.title, p.states[:n]) for p, o in operands if not o.in_hbm]
     if any(trace.dma_bytes):
         lanes.append(("own copies", ["own copy" if nbytes else "" for nbytes in trace.dma_bytes[:n]]))
     label_w = max((len(name) for name, _ in lanes), default=4) * 11 * MONO_EM + 14
@@ -261,19 +256,18 @@ _MARGIN = 16.0
 
 
 def _drawing(trace: Trace, step: int) -> tuple[str, list[_Panel], _Strip]:
-    n = trace.n
     panels = _panels(trace)
     width, y = _flow(panels, 50)
-    strip = _strip(trace, n)
+    strip = _strip(trace, panels)
     name, about, window = trace.call.name, words.title_words(trace.call), words.window_words(trace)
     beside = len(window) * 12 * SANS_EM
     width = max(width, strip.w, len(name) * 15 * MONO_EM + 12 + beside, len(about) * 12 * SANS_EM, 420.0)
     body = [svg_text(0, 15, name, 15, "ink", "", BOLD), svg_text(0, 34, about, 12, "muted", SANS)]
     if window:
         body.append(svg_text(width, 15, window, 12, "warning", SANS, END + BOLD))
-    body += [_panel_svg(trace, p, step, i) for i, p in enumerate(panels)]
+    body += [_panel_svg(p, step, i) for i, p in enumerate(panels)]
     y += 20
-    if n and strip.lanes:
+    if strip.n and strip.lanes:
         body.append(f'<g transform="translate(0,{px(y)})">{_strip_svg(strip, trace, step)}</g>')
         y += strip.h + 14
     used = {"visited"}.union(*(states for _, states in strip.lanes))
@@ -370,16 +364,12 @@ def _html_of(trace: Trace) -> str:
     )
 
 
-def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
+def _script_panel(p: _Panel) -> dict[str, Any]:
     """For the script: a panel's blocks (u: x, y, index; x null out of range), and per step which (s), moved (m)?"""
-    k = p.k
-    if k is None:
-        keys, about = [(tuple(map(int, index)), True) for index in trace.steps[:n]], {}
-    elif (operand := trace.call.operands[k]).in_hbm:
+    if None in p.blocks:
         return {"n": p.title}
-    else:
-        keys = [(tuple(map(int, trace.blocks[k][s] or ())), in_range(trace, k, s)) for s in range(n)]
-        about = {"v": moved_word(operand), "m": "".join(str(int(on)) for on in trace.moved[k][:n])}
+    keys = [(block or (), state != "out of range") for block, state in zip(p.blocks, p.states, strict=True)]
+    about = {"v": p.copied, "m": "".join(str(int(state == p.copied)) for state in p.states)} if p.copied else {}
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     places = [(p.map.place(block) if inside else None) or (None, None) for block, inside in number]
     blocks = [[x and round(x, 1), y and round(y, 1), *block] for (x, y), (block, _) in zip(places, number, strict=True)]
@@ -388,7 +378,7 @@ def _script_panel(trace: Trace, p: _Panel, n: int) -> dict[str, Any]:
 
 
 def _script(trace: Trace, panels: list[_Panel], strip: _Strip, uid: str) -> str:
-    told = [_script_panel(trace, p, strip.n) for p in panels]
+    told = [*map(_script_panel, panels)]
     data = {"n": strip.n, "f": trace.first, "c": round(strip.cell, 3), "x": round(strip.label_w - 1, 2), "p": told}
     sent = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     return _SCRIPT.replace("@CONTROLS", _CONTROLS).replace("@UID", uid).replace("@DATA", sent)
@@ -680,6 +670,10 @@ def tried(
 
 def name_of(fn: Callable[..., Any]) -> str:
     return str(getattr(wrapped(fn), "__name__", "") or "the function")
+
+
+def still_to_be_written(holes: Sequence[str]) -> str:
+    return f"{listed(holes)} {'is' if len(holes) == 1 else 'are'} still to be written"
 
 
 def reason(error: BaseException, name: str, nothing: bool) -> str:

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, ClassVar, Self
 
-from ..lens.machine import listed
 from ..targets.tpu.lowering import Refusal
 from ..text import LINES, Lines, capital, cut, fitted, rich_text, wrapped
-from .draw import FONT, LEFT, Displayed, card_html, cells_html, image, row_html, source_html, table
+from .draw import FONT, LEFT, Displayed, card_html, cells_html, image, row_html, source_html, still_to_be_written, table
 from .paper import BAD, GOOD, NEUTRAL
 from .roofline import Roofline, achieved, digits, human_count, human_time, percent, ridge
 
@@ -91,8 +90,7 @@ class Report[C: Any, K](Displayed):
 
     def without(self, holes: Sequence[str]) -> Self:
         """The report on a function with parts that the reader has still to write."""
-        parts = f"{listed(holes)} {'is' if len(holes) == 1 else 'are'}"
-        self.unavailable = f"nothing to compile yet: {parts} still to be written"
+        self.unavailable = f"nothing to compile yet: {still_to_be_written(holes)}"
         return self
 
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from ..ir.capture import ForGpu, ForMesh
 from ..lens.gpu.timeline import in_l2
-from ..lens.machine import listed
 from .devices import on_devices
-from .draw import Picture, look
+from .draw import Picture, look, still_to_be_written
 from .live import LivePicture, why_not_live
 from .timeline import Timeline, timeline
 
@@ -50,6 +49,6 @@ def show(
     except ForMesh:
         picture = on_devices(fn, args, kwargs)
     if unwritten:
-        missing = f"{listed(unwritten)} {'is' if len(unwritten) == 1 else 'are'} still to be written."
-        picture.note = f"{'Nothing to show yet' if picture.empty else 'Only what is given runs'}: {missing}"
+        start = "Nothing to show yet" if picture.empty else "Only what is given runs"
+        picture.note = f"{start}: {still_to_be_written(unwritten)}."
     return picture

@@ -38,10 +38,6 @@ class TileMap:
     operand: Operand
     status: dict[tuple[int, ...], str]
 
-    @property
-    def wrong(self) -> list[tuple[int, ...]]:
-        return [block for block, word in self.status.items() if word != "ok"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
@@ -217,7 +213,7 @@ def _card(v: Verdict) -> str:
     parts += findings[:_SHOWN_FINDINGS]
     if rest := findings[_SHOWN_FINDINGS:]:
         parts.append(_folded(plural(len(rest), "more finding"), "".join(rest)))
-    if v.tiles is not None and v.tiles.wrong and len(v.tiles.status) > 1:
+    if v.tiles is not None and len(v.tiles.status) > 1 and set(v.tiles.status.values()) != {"ok"}:
         parts.append(f'<div style="margin-top:8px">{tile_map_html(v.tiles.operand, v.tiles.status)}</div>')
     if v.picture:
         parts.append(f'<pre style="margin:8px 0 0;overflow-x:auto;line-height:1.3">{html.escape(v.picture)}</pre>')
