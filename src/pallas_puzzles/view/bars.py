@@ -137,8 +137,8 @@ def svg(
     for note in notes:
         y += 17
         keys.append(svg_text(0, y, note, 11, "muted", SANS))
-    w, h = PAGE_PX + 2 * _MARGIN, y + 2 * _MARGIN
-    return card(w, h, f'<g transform="translate({px(_MARGIN)},{px(_MARGIN)})">{"".join([*marks, *keys])}</g>')
+    drawn = f'<g transform="translate({px(_MARGIN)},{px(_MARGIN)})">{"".join([*marks, *keys])}</g>'
+    return card(PAGE_PX + 2 * _MARGIN, y + 2 * _MARGIN, drawn)
 
 
 def _bar(event: Event, look: Look, left: float, y: float, scale: float) -> str:
@@ -156,7 +156,9 @@ def _bar(event: Event, look: Look, left: float, y: float, scale: float) -> str:
 
 
 def _axis(left: float, wide: float, y: float, until: float, unit: str) -> Iterator[str]:
-    step = _step(until, 6)
+    step = 1.0  # a round number of which at most six fit
+    while until / step > 6:
+        step *= 2 if str(step)[0] in "15" else 2.5
     for n in range(int(until / step) + 1):
         x = left + n * step * wide / until
         yield f'<path d="M{px(x)} {px(y)}v4" stroke="var(--muted)"/>'
@@ -164,14 +166,6 @@ def _axis(left: float, wide: float, y: float, until: float, unit: str) -> Iterat
         if x < left + wide - 70:
             yield svg_text(x, y + 15, f"{n * step:,.0f}", 10, "muted", SANS, more)
     yield svg_text(left + wide, y + 15, f"{until:,.0f} {unit}", 10, "muted", SANS, END)
-
-
-def _step(until: float, most: int) -> float:
-    """A round number of cycles, of which at most so many fit."""
-    step = 1.0
-    while until / step > most:
-        step *= 2 if str(step)[0] in "15" else 2.5
-    return step
 
 
 def used(rows: Sequence[Row], look: Look) -> list[str]:

@@ -68,15 +68,15 @@ class Curve:
         curves = {**self.beside, self.name: self.values}
         high = _high(curves.values())
         grid = [[" "] * _COLUMNS for _ in range(_ROWS)]
+        marks = {label: "o" if label == self.name else label[:1] for label in curves}
         for label, values in curves.items():
-            mark = "o" if label == self.name else label[:1]
             for column in range(_COLUMNS):
                 step = column * self.steps // _COLUMNS
                 if step < len(values) and math.isfinite(values[step]):
                     row = grid[_ROWS - 1 - min(_ROWS - 1, int(values[step] / high * _ROWS))]
-                    row[column] = mark if row[column] in (" ", mark) else "="
+                    row[column] = marks[label] if row[column] in (" ", marks[label]) else "="
         lines = [f"{high * (_ROWS - n) / _ROWS:7.2f} |{''.join(row).rstrip()}" for n, row in enumerate(grid)]
-        key = "   ".join(f"{'o' if label == self.name else label[:1]} {label}" for label in curves)
+        key = "   ".join(f"{mark} {label}" for label, mark in marks.items())
         return "\n".join([*lines, f"        +{'-' * _COLUMNS} {self.steps} steps", f"         {key}"])
 
     def _repr_html_(self) -> str:

@@ -297,8 +297,7 @@ def _compile(
             report.kernels.append(_kernel_report(compiled, kernel, work, target))
         except Exception as error:
             report.notes.append(f"{work.call.name} compiles, but its report cannot be read: {error}")
-    if len(report.kernels) < len(works):
-        missing = len(works) - len(report.kernels)
+    if missing := len(works) - len(report.kernels):
         report.notes.append(f"{missing} of {len(works)} kernels are not in the compiled program, or look the same")
     _simulate(report, program, axes, options, simulate)
 
