@@ -620,7 +620,7 @@ def look(
             notes.append(f"Nothing to show yet: {name} reaches no pallas_call.")
     for t in traces:
         for o, state in zip(t.call.outs, t.state, strict=False):
-            if t.n and state.size and not (state == WRITTEN).any():
+            if t.n and math.prod(o.shape) and not (state.seen() == WRITTEN).any():
                 notes.append(f"{t.call.name} has not stored anything in {o.name} yet.")
     return Picture(traces, " ".join(dict.fromkeys(notes)), first_step=first_step)
 
