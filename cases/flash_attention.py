@@ -546,7 +546,7 @@ class Idle(Helper):
         from pallas_puzzles.lens.machine import trace
 
         args = draw(self.inputs, np.random.default_rng(0))
-        (one,) = trace(self.call, *args, detail=False, **self.keywords).traces
+        (one,) = trace(self.call, *args, **self.keywords).traces
         k = next(k for k, o in enumerate(one.call.operands) if o.name == "k_ref")
         code, blocks = self.fn.__code__, one.blocks[k]
         lines = [line for *_, line in code.co_lines() if line is not None]
