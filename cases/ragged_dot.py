@@ -195,8 +195,11 @@ def puzzle_3(nb: Any) -> Question:
 def sum_over_k_kernel(
     offsets_ref: Any, group_ids_ref: Any, m_tile_ids_ref: Any, x_ref: Any, w_ref: Any, o_ref: Any, acc_ref: Any
 ) -> None:
+    v = pl.program_id(1)
+    group, row = group_ids_ref[v], m_tile_ids_ref[v] * x_ref.shape[0]
+    own = (offsets_ref[group] <= row) & (row < offsets_ref[group + 1])  # so the lists come in their order
     before = jnp.where(pl.program_id(2) == 0, 0, acc_ref[...])
-    acc_ref[...] = before + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+    acc_ref[...] = before + jnp.dot(jnp.where(own, x_ref[...], 0), w_ref[...], preferred_element_type=jnp.float32)
     o_ref[...] = acc_ref[...].astype(o_ref.dtype)
 
 

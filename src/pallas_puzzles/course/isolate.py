@@ -47,14 +47,16 @@ def isolated(
     used: set[str],
     works: Works,
     works_everywhere: Works,
+    as_before: Works,
     fails: bool,
     slipped: bool,
 ) -> list[Correction]:
     """What would have to change in an answer for it to work; [] where that can't be told.
 
     names: the reader's. used: the names that the function uses that is checked. works: whether a function, with what is
-    asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right. fails: the
-    answer is known not to work. slipped: a small change of it may be enough.
+    asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right. as_before:
+    whether it gets the same wrong as the answer. fails: the answer is known not to work. slipped: a small change of it
+    may be enough.
     """
     entry = cases.entry(puzzle)
     if entry is None:
@@ -70,7 +72,7 @@ def isolated(
             said = _proven(trials, works, works_everywhere)
         if slipped and not (said and len(said) == 1 and said[0].told):
             said = _slipped(trials, works, works_everywhere) or said
-        said = _guessed(trials, works, works_everywhere, fails) if said is None else said
+        said = _guessed(trials, works, works_everywhere, as_before, fails) if said is None else said
     return [c for c in said if c.said or c.whole]
 
 
@@ -140,7 +142,9 @@ def _slipped(trials: "_Trials", works: Works, works_everywhere: Works) -> list[C
     return []
 
 
-def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bool) -> list[Correction]:
+def _guessed(
+    trials: "_Trials", works: Works, works_everywhere: Works, as_before: Works, fails: bool
+) -> list[Correction]:
     """What may be wrong, as far as trying has come."""
     answer, chosen = trials.answer, trials.chosen
     # of what comes and goes, nobody knows that it has to, unless it is all that differs
@@ -152,6 +156,7 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
     said = trials.say(some, tell="like") if sure else []
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
+    said = [c for c in said if not trials.is_same(c, as_before)]
     if all(d.was for d in chosen) and not any(c.whole for c in said):
         with contextlib.suppress(_Enough):
             doubted = not trials.tried(trials.done(said)[0], works)  # who does it is not there yet
@@ -243,7 +248,6 @@ class _Trials:
                 named = {name: self._names_in(node, name, known) for name, known in named.items()}
         found = corrections(self.answer, chosen, _called(self.puzzle), named, **how)
         inside = {c: name for c in found for name, node in self.helpers.items() if _is_in(node, c.line)}
-        inside = {c: name for c, name in inside.items() if not any(map(c.contradicts, found))}
         return [self._with_helper(c, inside.get(c, "")) for c in found]
 
     def _names_in(self, helper: ast.FunctionDef, name: str, known: Mapping[str, str]) -> Names:
@@ -265,6 +269,12 @@ class _Trials:
         """The reader's functions after they have done what they were told, and which of them the course's replace."""
         swapped = {c.function: self.right[c.function] for c in said if c.whole}
         return {**_followed(self.written, said, self.helpers), **swapped}, [*swapped]
+
+    def is_same(self, c: Correction, as_before: Works) -> bool:
+        """Whether an expression is only another way to write what the answer has, as far as one run can tell."""
+        replaced = all(isinstance(each.old, ast.expr) and each.new for each in c.edits)
+        mended, swapped = self.done([c]) if replaced else ({}, [])
+        return not swapped and c.function in mended and self.runs(mended, as_before)
 
     def is_chosen(self, functions: Functions) -> bool:
         """Whether these are, in one form, the program that has been tried already: the answer with `chosen` undone."""

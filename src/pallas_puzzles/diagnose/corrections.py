@@ -53,10 +53,6 @@ class Correction:
     def covers(self, line: int) -> bool:
         return self.line <= line <= self.last_line
 
-    def contradicts(self, other: "Correction") -> bool:
-        """Whether two functions need other things of what both call."""
-        return self.line == other.line and self.function != other.function and self.said != other.said
-
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
