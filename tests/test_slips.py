@@ -104,3 +104,27 @@ def test_a_slip_in_what_is_written_another_way_is_told(
     verdict = session.run(puzzle, overlay=right.replace(*slip))
     assert not verdict
     assert f"{told}: then everything is right." in verdict.findings[0].cause
+
+
+PLACES = """import jax.numpy as jnp
+
+
+def plan(counts):
+    n, E = counts.shape
+    e, i = jnp.arange(E), jnp.arange(n)
+    before = e[:, None] < e
+    together = e[:, None] // (E // n) == e // (E // n)
+    earlier = i[:, None] > i
+    as_ints = lambda mask: mask.astype(counts.dtype)
+    starts = counts @ as_ints(before)
+    bases = counts.sum(axis=0) @ as_ints(before & together)
+    places = bases + as_ints(earlier) @ counts
+    return starts, places
+"""
+
+
+def test_what_is_only_written_in_another_way_is_not_blamed() -> None:
+    assert session.run("distributed/11a", overlay=PLACES)
+    said = str(session.run("distributed/11a", overlay=PLACES.replace("// (E // n)", "// n")))
+    assert "result 1 of 2" in said.lower()
+    assert "counts @ as_ints(before)" not in said

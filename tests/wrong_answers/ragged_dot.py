@@ -282,6 +282,14 @@ def metadata(group_sizes, *, num_rows=1024, bm=128):
 # %% ragged_dot/4: as long as the list
 # grouped: `num_tiles` -> `group_ids.shape[0]`
 
+# %% ragged_dot/4: the lists come in another order, and the index maps take them so
+# elsewhere: it is a kernel of the check's that reads them, and it has no line of the reader's
+# grouped: `m_tile_ids: (m_tile_ids[v], k)` -> `m_tile_ids: (group_ids[v], k)`
+# grouped: `m_tile_ids: (group_ids[v], k, j)` -> `m_tile_ids: (m_tile_ids[v], k, j)`
+# grouped: `m_tile_ids: (m_tile_ids[v], j)` -> `m_tile_ids: (group_ids[v], j)`
+# grouped: `meta.group_ids, meta.m_tile_ids, x, w` -> `meta.m_tile_ids, meta.group_ids, x, w`
+
+
 # %% ragged_dot/4: as many visits as tiles
 # grouped: `meta.num_tiles` -> `4`
 

@@ -156,13 +156,12 @@ def _guessed(
     said = trials.say(some, tell="like") if sure else []
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
-    said = [c for c in said if not trials.is_same(c, as_before)]
     if all(d.was for d in chosen) and not any(c.whole for c in said):
         with contextlib.suppress(_Enough):
             doubted = not trials.tried(trials.done(said)[0], works)  # who does it is not there yet
             said = [dataclasses.replace(c, doubted=doubted) for c in said]
     if 0 < len(said) <= _MOST_PLACES:
-        return said
+        return [c for c in said if not trials.is_same(c, as_before)]
     # a list of places helps nobody
     names_of = dict.fromkeys(d.function for d in chosen)
     whole = [Difference(name, (), answer[name], trials.right[name], answer[name].lineno) for name in names_of]
