@@ -266,6 +266,20 @@ def test_a_right_answer_that_is_written_otherwise_passes(puzzle_id: str, ours: s
     assert verdict, str(verdict)
 
 
+@pytest.mark.usefixtures("simulated_once")
+@pytest.mark.parametrize("path", sorted(cases.other_ways(PUZZLES[0]).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_the_other_ways_to_solve_a_puzzle_pass(path: Path) -> None:
+    tried = 0
+    for puzzle in curriculum.notebook(path.parents[2] / "puzzles" / path.name).puzzles:
+        first, *others = cases.ways(puzzle)
+        for way in others:
+            verdict = session.run(puzzle.id, overlay="\n\n".join(ast.unparse(way[hole]) for hole in puzzle.holes))
+            assert verdict, str(verdict)
+            assert way.keys() == first.keys()
+            tried += 1
+    assert tried == path.read_text("utf-8").count("# Puzzle "), "each is under a line '# Puzzle 9: in words'"
+
+
 @pytest.mark.skipif(jax.default_backend() != "tpu", reason="needs a TPU: the solutions run compiled there")
 @pytest.mark.parametrize("puzzle", [each for each in PUZZLES if not for_gpu(each)], ids=lambda each: each.id)
 def test_the_solution_runs_compiled(puzzle: Puzzle) -> None:

@@ -2,8 +2,9 @@
 
 import ast
 import functools
+import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,25 @@ def _read(path: Path, mtime_ns: int, size: int) -> dict[str, Any]:
 def solutions(puzzle: Puzzle) -> dict[str, ast.FunctionDef]:
     """The course's own answers to a puzzle and to those before it, by the name of the hole."""
     return {name: node for each in until(puzzle) for name, node in top_functions(ast.parse(each.solution)).items()}
+
+
+def other_ways(puzzle: Puzzle) -> Path:
+    """Where right answers are that are written in another way, if there are any."""
+    return puzzle.path.parents[1] / "solutions" / "other_ways" / f"{puzzle.notebook}.py"
+
+
+_WAY = re.compile(r"^# Puzzle (\w+): .+$", re.M)
+
+
+def ways(puzzle: Puzzle) -> Iterator[dict[str, ast.FunctionDef]]:
+    """`solutions`, and the same with each of the other ways to solve this puzzle: under a line `# Puzzle 9: in words`,
+    the functions that differ."""
+    first, path = solutions(puzzle), other_ways(puzzle)
+    yield first
+    _, *parts = _WAY.split(path.read_text("utf-8")) if path.is_file() else ("",)
+    for number, code in zip(parts[::2], parts[1::2], strict=True):
+        if number == puzzle.number:
+            yield first | top_functions(ast.parse(code))
 
 
 def laid(

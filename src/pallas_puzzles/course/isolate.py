@@ -61,15 +61,22 @@ def isolated(
     entry = cases.entry(puzzle)
     if entry is None:
         return []
-    said: list[Correction] | None = None
     with counted() as effort:
-        trials = _Trials(puzzle, names, used, entry, effort)
-        if fails:
-            trials.known[_key(trials.answer), works] = False
-        with contextlib.suppress(_Enough):
-            if trials.tried(trials.answer, works):  # a draw that shows nothing without the judge of its rounding
-                works = works_everywhere
-            said = _proven(trials, works, works_everywhere)
+        ways = [_Trials(puzzle, names, used, entry, effort, course) for course in cases.ways(puzzle)]
+        tried: list[tuple[_Trials, list[Correction] | None]] = []
+        for trials in sorted(ways, key=lambda trials: sum(d.size for d in trials.found)):
+            trials.start, said = effort.instructions, None
+            if fails:
+                trials.known[_key(trials.answer), works] = False
+            with contextlib.suppress(_Enough):
+                if trials.tried(trials.answer, works):  # a draw that shows nothing without the judge of its rounding
+                    works = works_everywhere
+                said = _proven(trials, works, works_everywhere)
+            tried.append((trials, said))
+            if said and all(c.told for c in said):
+                break
+        else:
+            trials, said = tried[0]  # the nearest
         if slipped and not (said and len(said) == 1 and said[0].told):
             said = _slipped(trials, works, works_everywhere) or said
         said = _guessed(trials, works, works_everywhere, as_before, fails) if said is None else said
@@ -177,28 +184,35 @@ class _Trials:
 
     written: the reader's functions. extra: what else the reader has, beside the course's own names. answer, right:
     `written` and the course's, in one form. found: their differences. chosen: those that have to be undone, as far as
-    is known. enough: whoever undoes them gets everything right.
+    is known. enough: whoever undoes them gets everything right. start: the effort when the trials began.
     """
 
-    def __init__(self, puzzle: Puzzle, names: Mapping[str, Any], used: set[str], entry: Entry, effort: Effort) -> None:
+    def __init__(
+        self,
+        puzzle: Puzzle,
+        names: Mapping[str, Any],
+        used: set[str],
+        entry: Entry,
+        effort: Effort,
+        course: dict[str, ast.FunctionDef],
+    ) -> None:
         self.puzzle, self.names, self.entry, self.effort = puzzle, names, entry, effort
         self.written = _answer(puzzle, names, used)
-        self.course = cases.solutions(puzzle)
         theirs = curriculum.notebook(puzzle.path).given
         self.extra = {name: value for name, value in names.items() if name not in theirs and not name.startswith("__")}
         inner = [n for node in self.written.values() for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
         self.local = [n for n in inner if n not in self.written.values() and not n.decorator_list and n.args.args]
         self.helpers = _helpers(self.extra, [code_of(names[name]).co_filename for name in self.written])
-        self.given = curriculum.notebook(puzzle.path).functions | self.course
-        mine = {name: node for name, node in self.written.items() if name in self.course}
-        same = [name for name, node in mine.items() if key_of(node) == key_of(self.course[name])]  # of earlier puzzles
+        self.course, self.given = course, curriculum.notebook(puzzle.path).functions | course
+        mine = {name: node for name, node in self.written.items() if name in course}
+        same = [name for name, node in mine.items() if key_of(node) == key_of(course[name])]  # of earlier puzzles
         both = {n: Form(f, f, f, []) if n in same else self._paired(n, f) for n, f in mine.items()}
         self.written |= {name: form.mine for name, form in both.items()}
         self.answer = {n: both[n].answer if n in both else straightened(node) for n, node in self.written.items()}
         self.right = {name: form.right for name, form in both.items()}
         self.found = [d for form in both.values() for d in form.found]
         self.chosen: list[Difference] = []
-        self.enough = False
+        self.enough, self.start = False, 0
         self.values = {name: values_with_names(node) for name, node in self.written.items()}
         whole = self.answer.keys() == set(_holes(puzzle, used))
         self.solution = _key(applied(self.answer, self.found)) if whole else None
@@ -220,7 +234,7 @@ class _Trials:
         key = _key(functions)
         if (key, works) not in self.known:  # the course's solution is right; that needs no run
             most = MOST_INSTRUCTIONS * (_TO_CHECK if self.chosen else 1)
-            if key != self.solution and self.effort.instructions > most and not anyhow:
+            if key != self.solution and self.effort.instructions - self.start > most and not anyhow:
                 raise _Enough
             self.known[key, works] = key == self.solution or self.runs(functions, works)
         return self.known[key, works]
