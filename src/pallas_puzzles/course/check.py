@@ -268,15 +268,8 @@ class _Answer:
         def everywhere(fn: Callable[..., Any], asked: Question) -> bool:
             return bool(briefly(fn, asked, None) and (not late or here(fn, asked)))
 
-        @functools.cache
-        def seen() -> Sequence[Any]:
-            return (briefly(self.fn, asked, wrong.draw) if wrong is verdict else wrong).findings
-
-        def as_before(fn: Callable[..., Any], asked: Question) -> bool:
-            return briefly(fn, asked, wrong.draw).findings == seen()
-
         slipped = kinds != {"budget"}  # a right answer that costs too much
-        return isolate.isolated(self.known, self.names, used, here, everywhere, as_before, fails, slipped)
+        return isolate.isolated(self.known, self.names, used, here, everywhere, fails, slipped)
 
     def _lookout(
         self, spec: Callable[..., Any], barred: Mapping[str, str], helpers: Sequence[types.CodeType]

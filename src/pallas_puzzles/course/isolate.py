@@ -47,16 +47,14 @@ def isolated(
     used: set[str],
     works: Works,
     works_everywhere: Works,
-    as_before: Works,
     fails: bool,
     slipped: bool,
 ) -> list[Correction]:
     """What would have to change in an answer for it to work; [] where that can't be told.
 
     names: the reader's. used: the names that the function uses that is checked. works: whether a function, with what is
-    asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right. as_before:
-    whether it gets the same wrong as the answer. fails: the answer is known not to work. slipped: a small change of it
-    may be enough.
+    asked of it, gets what the answer gets wrong right. works_everywhere: whether it gets everything right. fails: the
+    answer is known not to work. slipped: a small change of it may be enough.
     """
     entry = cases.entry(puzzle)
     if entry is None:
@@ -79,7 +77,7 @@ def isolated(
             trials, said = tried[0]  # the nearest
         if slipped and not (said and len(said) == 1 and said[0].told):
             said = _slipped(trials, works, works_everywhere) or said
-        said = _guessed(trials, works, works_everywhere, as_before, fails) if said is None else said
+        said = _guessed(trials, works, works_everywhere, fails) if said is None else said
     return [c for c in said if c.said or c.whole]
 
 
@@ -149,9 +147,7 @@ def _slipped(trials: "_Trials", works: Works, works_everywhere: Works) -> list[C
     return []
 
 
-def _guessed(
-    trials: "_Trials", works: Works, works_everywhere: Works, as_before: Works, fails: bool
-) -> list[Correction]:
+def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bool) -> list[Correction]:
     """What may be wrong, as far as trying has come."""
     answer, chosen = trials.answer, trials.chosen
     # of what comes and goes, nobody knows that it has to, unless it is all that differs
@@ -168,7 +164,7 @@ def _guessed(
             doubted = not trials.tried(trials.done(said)[0], works)  # who does it is not there yet
             said = [dataclasses.replace(c, doubted=doubted) for c in said]
     if 0 < len(said) <= _MOST_PLACES:
-        return [c for c in said if not trials.is_same(c, as_before)]
+        return said
     # a list of places helps nobody
     names_of = dict.fromkeys(d.function for d in chosen)
     whole = [Difference(name, (), answer[name], trials.right[name], answer[name].lineno) for name in names_of]
@@ -282,12 +278,6 @@ class _Trials:
         """The reader's functions after they have done what they were told, and which of them the course's replace."""
         swapped = {c.function: self.right[c.function] for c in said if c.whole}
         return {**_followed(self.written, said, self.helpers), **swapped}, [*swapped]
-
-    def is_same(self, c: Correction, as_before: Works) -> bool:
-        """Whether an expression is only another way to write what the answer has, as far as one run can tell."""
-        replaced = all(isinstance(each.old, ast.expr) and each.new for each in c.edits)
-        mended, swapped = self.done([c]) if replaced else ({}, [])
-        return not swapped and c.function in mended and self.runs(mended, as_before)
 
     def is_chosen(self, functions: Functions) -> bool:
         """Whether these are, in one form, the program that has been tried already: the answer with `chosen` undone."""
