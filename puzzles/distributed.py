@@ -83,8 +83,8 @@ if len(jax.devices()) >= 8:
 # ## Four ways to cut a layer
 #
 # Here are the four schemes that large models combine. You solve nothing yet: run the cells, and compare the numbers.
-# Each cell says how many bytes of each array a device holds, and how many bytes it sends. `cost`, which is given,
-# counts them. The layer has 128 KiB of weights, and there are eight devices.
+# Each cell says how many bytes of each array a device holds, and how many bytes it sends. `show_cost`, which is
+# given, counts them. The layer has 128 KiB of weights, and there are eight devices.
 #
 # **Data parallel.** The rows are cut, and each device holds all weights. It computes the gradient for its own rows. The
 # gradients of all devices have to be added. `lax.psum(v, "x")` does that: each device gets the sum. In the drawing, a
@@ -92,7 +92,7 @@ if len(jax.devices()) >= 8:
 
 
 # %%
-def cost(local, in_specs, out_specs, **arrays):
+def show_cost(local, in_specs, out_specs, **arrays):
     # given: prints what each of eight devices holds of the arrays, and what it sends
     for (name, x), spec in zip(arrays.items(), in_specs, strict=True):
         part = jax.device_put(x, NamedSharding(mesh_of(8), spec)).addressable_shards[0].data
@@ -112,7 +112,7 @@ def data_parallel(x, y, w):
 tokens, y, w = jnp.ones((64, 128)), jnp.ones((64, 256)), jnp.ones((128, 256))
 if len(jax.devices()) >= 8:
     jax.debug.visualize_array_sharding(jax.device_put(w, NamedSharding(mesh_of(8), P())))
-    cost(data_parallel, (P("x", None), P("x", None), P()), P(), tokens=tokens, y=y, w=w)
+    show_cost(data_parallel, (P("x", None), P("x", None), P()), P(), tokens=tokens, y=y, w=w)
 
 # %% [markdown]
 # **FSDP** (fully sharded data parallel). The weights are cut, too. Just before a layer needs them, they are gathered,
@@ -128,7 +128,7 @@ def fsdp(x, y, part):
 
 if len(jax.devices()) >= 8:
     jax.debug.visualize_array_sharding(jax.device_put(w, NamedSharding(mesh_of(8), P("x", None))))
-    cost(fsdp, (P("x", None), P("x", None), P("x", None)), P("x", None), tokens=tokens, y=y, w=w)
+    show_cost(fsdp, (P("x", None), P("x", None), P("x", None)), P("x", None), tokens=tokens, y=y, w=w)
 
 # %% [markdown]
 # **Tensor parallel.** The columns of the weights are cut, and the weights stay where they are. Each device takes all
@@ -143,7 +143,7 @@ def tensor_parallel(x, columns):
 
 if len(jax.devices()) >= 8:
     jax.debug.visualize_array_sharding(jax.device_put(w, NamedSharding(mesh_of(8), P(None, "x"))))
-    cost(tensor_parallel, (P(), P(None, "x")), P(None, "x"), tokens=tokens, w=w)
+    show_cost(tensor_parallel, (P(), P(None, "x")), P(None, "x"), tokens=tokens, w=w)
 
 # %% [markdown]
 # **Expert parallel.** There are eight matrices, the experts, and each device holds one. Now the rows travel: each goes
@@ -162,17 +162,22 @@ def expert_parallel(x, expert):
 experts, routed = jnp.ones((8 * 128, 256)), jnp.ones((8 * 8, 8, 128))
 if len(jax.devices()) >= 8:
     jax.debug.visualize_array_sharding(jax.device_put(experts, NamedSharding(mesh_of(8), P("x", None))))
-    cost(expert_parallel, (P("x"), P("x", None)), P("x"), routed=routed, experts=experts)
+    show_cost(expert_parallel, (P("x"), P("x", None)), P("x"), routed=routed, experts=experts)
 
 # %% [markdown]
 # You can also leave all of that to XLA. `jax.jit` of arrays that are cut makes a program for all devices, and XLA puts
 # the collectives in by itself. This is the gradient of data parallel again, without a `psum` of yours:
 
+
 # %%
-if len(jax.devices()) >= 8:
+def show_collectives():
     cut = [jax.device_put(a, NamedSharding(mesh_of(8), s)) for a, s in ((w, P()), (tokens, P("x")), (y, P("x")))]
     program = jax.jit(jax.grad(loss)).lower(*cut).compile().as_text()
     print("XLA has put in:", [name for name in ("all-gather", "all-reduce", "all-to-all") if f" {name}(" in program])
+
+
+if len(jax.devices()) >= 8:
+    show_collectives()
 
 # %% [markdown]
 # All four run on real GPUs, too. Two H200s, joined by NVLink, finish the same work faster than one: 1.83 times with

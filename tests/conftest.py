@@ -94,6 +94,13 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 50, 20)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """pytest looks for garbage five times at the end, to warn of files that were never closed. Once is enough."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header() -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy"))
     return f"{versions}, JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"

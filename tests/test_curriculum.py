@@ -1,5 +1,6 @@
 """Reading a course, laying answers over its holes, and running a reader's file up to a check."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,24 @@ def test_a_readers_file(tmp_path, capsys):
     assert run("demo/1", source=mine).status == "passed"
     assert run("demo/2a", source=mine).status == "unsolved"
     assert capsys.readouterr().out == "", "a run displays nothing"
+
+
+@pytest.mark.parametrize(
+    ("line", "displays"),
+    [
+        ("show(kernel, x)", True),
+        ("picture = show(kernel, x)", True),
+        ("show_cost(kernel, x)", True),
+        ("if len(jax.devices()) >= 8:\n    jax.debug.visualize_array_sharding(x)\n    show_cost(kernel)", True),
+        ("if len(jax.devices()) >= 8:\n    show(kernel)\nelse:\n    x = 1", False),
+        ("swap(x, table)[:, 0]", True),
+        ("kernel.defvjp(forward, backward)", False),
+        ("showing(kernel)", False),
+    ],
+)
+def test_what_only_displays_something_does_not_run(line, displays):
+    (node,) = ast.parse(line).body
+    assert curriculum.only_displays(node) == displays
 
 
 def test_windows_line_endings_and_a_byte_order_mark(tmp_path):

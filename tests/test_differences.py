@@ -454,7 +454,7 @@ def test_any_two_functions_can_be_compared():
 
 def test_who_does_what_is_said_of_a_slip_has_the_right_program():
     rng, kept = random.Random(0), []
-    for right in rng.sample([each for each in solved() if not each.decorator_list], 40):
+    for right in rng.sample([each for each in solved() if not each.decorator_list], 24):
         slips = list(edits(ast.unparse(right), {}))
         for slip in rng.sample(slips, min(5, len(slips))):
             (written,) = ast.parse(slip.code).body
@@ -465,7 +465,7 @@ def test_who_does_what_is_said_of_a_slip_has_the_right_program():
                 after = followed(written, [edit for c in said for edit in c.edits])
                 kept.append(after is not None and not differences({right.name: straightened(after)}, wanted))
     # the others are right as well, but values that had names stand in several places
-    assert sum(kept) > 0.8 * len(kept) > 130
+    assert sum(kept) > 0.8 * len(kept) > 75
 
 
 WRITTEN = """

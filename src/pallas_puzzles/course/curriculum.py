@@ -36,8 +36,8 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|\??[\w.]+\?{1,2}\s*)$")
 FOR_GPU = re.compile(r"""^setup\(["']gpu["']\)""", re.MULTILINE)
 PYTHON_MAGIC = re.compile(r"^\s*%%(?:time|timeit|capture|prun)\b")
 
-SHOWS = {"check", "show", "hint", "progress"}  # what a notebook calls to display something
-REPORTS = {"tpu_report", "compare"}  # what it calls for a result, or, in a line alone, to display one
+SHOWS = re.compile("check|hint|progress|show(_.*)?")  # what a notebook calls to display something
+REPORTS = {"tpu_report", "compare", "visualize_array_sharding"}  # for a result, or, in a line alone, to display one
 
 
 DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom  # what ends by itself
@@ -234,7 +234,7 @@ def checked(puzzle: Puzzle) -> str:
 
 def ast_equal(code_a: str, code_b: str) -> bool:
     """True if the two are the same program: comments, layout and docstrings do not count."""
-    return _dump(ast.parse(code_a)) == _dump(ast.parse(code_b))
+    return code_a == code_b or _dump(ast.parse(code_a)) == _dump(ast.parse(code_b))
 
 
 def _dump(tree: ast.AST) -> str:
@@ -450,16 +450,18 @@ def _call_name(node: ast.AST) -> str:
 
 
 def only_displays(node: ast.stmt) -> bool:
-    """True for `show(...)` and its like, alone or assigned to a name, and for what waits until a hole is filled."""
+    """True for `show(...)` and its like, alone, assigned to a name or under a condition; for a value of which a
+    notebook shows a part, `f(x)[:3]`; and for what waits until a hole is filled."""
     match node:
-        case ast.If(test):
-            return any(_call_name(each) == "unwritten" for each in ast.walk(test))
-        case ast.Expr(value) if _call_name(value) in REPORTS:
+        case ast.If(test, body, orelse):
+            waits = any(_call_name(each) == "unwritten" for each in ast.walk(test))
+            return waits or all(map(only_displays, [*body, *orelse]))
+        case ast.Expr(value) if _call_name(value) in REPORTS or isinstance(value, ast.Subscript):
             return True
         case ast.Expr(ast.Call(ast.Name(name))) | ast.Assert(ast.Call(ast.Name(name))):
-            return name in SHOWS
+            return bool(SHOWS.fullmatch(name))
         case ast.Assign(value=ast.Call(ast.Name(name))) | ast.AnnAssign(value=ast.Call(ast.Name(name))):
-            return name in SHOWS
+            return bool(SHOWS.fullmatch(name))
     return False
 
 

@@ -145,8 +145,9 @@ class _Session:
             statements = _statements(cell)
         except SyntaxError as error:
             return self._failed(cell, error)
-        checks = [number for number, each in enumerate(statements) if check_in(each.node, self.target.id)]
-        for each in statements[: checks[-1]] if final and checks else statements:
+        if final and (checks := [n for n, each in enumerate(statements) if check_in(each.node, self.target.id)]):
+            statements = statements[: checks[-1]]
+        for each in statements:
             if only_displays(each.node):
                 continue
             limit = None if isinstance(each.node, DEFINITIONS) else time_limit(STATEMENT_LIMIT_S, "your code")
