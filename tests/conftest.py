@@ -26,7 +26,6 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 
 import pytest
 
-from kept import kept, simulated_once  # noqa: F401 - fixtures
 from pallas_puzzles.platforms import tpu_attached
 from pallas_puzzles.targets.tpu.compiler import missing
 
@@ -133,6 +132,20 @@ def _simulator_off_again() -> Iterator[None]:
         jax.config.update("jax_default_device", None)
     if jax.sharding.get_abstract_mesh() != mesh:
         jax.sharding.use_abstract_mesh(mesh).__enter__()
+
+
+@pytest.fixture
+def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import kept  # not above: with JAX, which the process that hands out the tests does without
+
+    kept.simulate_once(monkeypatch)
+
+
+@pytest.fixture
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import kept
+
+    kept.compile_once(monkeypatch)
 
 
 @pytest.fixture(scope="session")

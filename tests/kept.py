@@ -134,16 +134,14 @@ def _simulated(program: Any, args: Any, asked: str) -> Path:
     return SIMULATED / hashlib.sha256(text.encode() + pickle.dumps(data)).hexdigest()
 
 
-@pytest.fixture
-def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def simulate_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that ask JAX's simulators, and the front ends, whether what is right is right."""
     monkeypatch.setattr(jax.stages.Traced, "lower", lowering(jax.stages.Traced.lower))
     monkeypatch.setattr(simulate, "_simulated", simulating(simulate._simulated))
     monkeypatch.setattr(gpu_simulator, "simulate", simulating_gpu(gpu_simulator.simulate))
 
 
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is made of the compiler's answers, not of its process."""
     for process in (compiler._COMPILER, compiler._SIMULATOR):
         monkeypatch.setattr(process, "compiled", keeping(process))

@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_puzzles.targets.tpu import compiler
 
 needs_compiler = pytest.mark.skipif(compiler.missing() is not None, reason=str(compiler.missing()))
-remembered = pytest.mark.usefixtures("kept")  # kept.py: not for tests of the compiler's process
+remembered = pytest.mark.usefixtures("compiled_once")  # kept.py: not for tests of the compiler's process
 
 
 def shape(*sizes, dtype=jnp.float32):

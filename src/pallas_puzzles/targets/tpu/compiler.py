@@ -4,16 +4,21 @@ libtpu is an optional extra; `missing()` says how to get it. The flags below are
 0.0.51.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib.util
 import math
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ...installation import install_line
 from ..warm import Compiler, CompilerError
 from ..warm import CompilerDied as CompilerDied
-from .chips import Chip
+
+if TYPE_CHECKING:
+    from .chips import Chip
 
 HOW_TO_GET_IT = f"the TPU compiler is not installed: {install_line('tpu-compiler')} (600 MB, Linux x86-64)"
 TIME_LIMIT_S = 120.0
