@@ -335,6 +335,15 @@ def test_arithmetic_is_that_of_jax(table: dict[str, Any], dtype: Any, arity: int
         np.testing.assert_allclose(np.float64(got), np.float64(want), rtol=rtol, atol=rtol / 10, err_msg=name)
 
 
+@pytest.mark.parametrize("product", ["k,k->", "mk,k->m", "k,kn->n", "mk,kn->mn", "bk,bk->b", "bmk,bnk->bmn", "m,n->mn"])
+def test_a_product_of_any_rank_is_that_of_jax(product: str) -> None:
+    sizes = {"b": 3, "m": 4, "n": 5, "k": 6}
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal([sizes[d] for d in part], np.float32) for part in product.partition("->")[0].split(",")]
+    got = np.asarray(lens.trace(lambda *xs: jnp.einsum(product, *xs), *args).outputs)
+    np.testing.assert_allclose(got, np.einsum(product, *args), rtol=1e-5, atol=1e-5)
+
+
 # --- what the lens must leave to the simulator -----------------------------------------------------------------------
 
 

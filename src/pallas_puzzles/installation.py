@@ -83,6 +83,14 @@ def repository() -> str:
     raise LookupError("the installed package pallas-puzzles names no Repository: install it again")
 
 
+def version() -> str:
+    """Of this package; "" where it is run from its sources and not installed."""
+    try:
+        return importlib.metadata.version("pallas-puzzles")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _in_checkout() -> bool:
     return (ROOT / "pyproject.toml").exists()
 

@@ -1,12 +1,11 @@
 """Whose an exception is, the reader's or ours; a bug of ours costs a verdict its explanation, and nothing else."""
 
 import contextlib
-import importlib.metadata
 import os
 import traceback
 from collections.abc import Iterator
 
-from ..installation import PACKAGE, repository
+from ..installation import PACKAGE, repository, version
 from ..ir.readers import for_the_reader, is_readers_code
 from ..lens.watchdog import TimeLimit
 from ..targets.simulate import SimulatorError
@@ -71,8 +70,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _sentence(line: str) -> str:
-    version = importlib.metadata.version("pallas-puzzles")
     return (
-        f"Pallas Puzzles {version} has a bug, which is not in your code, and cannot explain this in full: please "
-        f"report it at {repository()}/issues with this line: {line}"
+        f"Pallas Puzzles{f' {version()}'.rstrip()} has a bug, which is not in your code, and cannot explain this in "
+        f"full: please report it at {repository()}/issues with this line: {line}"
     )

@@ -323,7 +323,7 @@ def _dot_general(x: np.ndarray, y: np.ndarray, *, dimension_numbers: Any, **_: A
     left = np.transpose(x, (*xb, *xf, *xc)).reshape(*batch, math.prod(rows), depth)
     right = np.transpose(y, (*yb, *yc, *yf)).reshape(*batch, depth, math.prod(columns))
     with _one_thread(2 * left.size * right.shape[-1]):
-        return np.matmul(left, right).reshape(*batch, *rows, *columns)
+        return np.matmul(left, right).reshape((*batch, *rows, *columns))
 
 
 def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:

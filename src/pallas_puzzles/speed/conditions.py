@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import importlib.metadata
 import os
 import platform
 import statistics
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import jaxlib
 
+from ..installation import version
 from ..targets.gpu.chips import CHIPS as GPUS
 from ..targets.tpu.chips import CHIPS as TPUS
 from ..view.roofline import Chip
@@ -43,18 +43,11 @@ def conditions() -> dict[str, Any]:
         "devices": jax.device_count(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
-        "pallas_puzzles": _version(),
+        "pallas_puzzles": version(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("pallas-puzzles")
-    except importlib.metadata.PackageNotFoundError:  # run from the sources
-        return ""
 
 
 # --- nvidia-smi ------------------------------------------------------------------------------------------------------
