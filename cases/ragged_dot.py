@@ -465,6 +465,7 @@ def puzzle_8a(nb: Any) -> Question:
             case(normal((16, 4)), k=4),
             case(np.tile(np.array([[3, -1, 2, 0, 9]], np.float32), (24, 1)), k=2, about="two experts get all tokens"),
             case(np.tile(np.array([[0, -20_000, -30_000]], np.float32), (8, 1)), k=2, about="scores of -20,000"),
+            case(np.tile(np.array([[2, 1, 2, 0, 2]], np.float32), (8, 1)), k=2, about="equal scores"),
         ],
         kernel=False,
         explain=explain_gate,

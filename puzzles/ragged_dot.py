@@ -1490,8 +1490,9 @@ def gate_spec(logits: Float[Array, "T E"], *, k: int = 2) -> Gate:
 
 
 def route(logits, *, k):
-    # Return weights, (T, k), float32, and experts, (T, k), int32: the k best of each row, the best one first.
-    # jax.lax.top_k(x, k) gives two arrays: the k largest of each row, largest first, and their columns.
+    # Return weights, (T, k), float32, and experts, (T, k), int32: the k best of each row, the best one first. Of equal
+    # ones, the one on the left comes first.
+    # jax.lax.top_k(x, k) gives two arrays: the k largest of each row, in this order, and their columns.
     pass  # YOUR CODE HERE
 
 
