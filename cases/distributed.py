@@ -158,7 +158,7 @@ def puzzle_10(nb: Any) -> Question:
     return question(
         nb.recut_spec,
         normal((64, 1024)),
-        variants=[case(normal((40, 1280)), devices=5, budget=Budget(bytes_hops=245_760), about="five devices")],
+        variants=[case(normal((80, 1280)), devices=5, budget=Budget(bytes_hops=491_520), about="five devices")],
         budget=Budget(bytes_hops=524_288),
     )
 
