@@ -946,6 +946,25 @@ def test_a_helper_is_not_told_to_change_for_one_of_those_that_call_it(maps, told
     assert causes == {function: f"In `{function}`, {words}" for function, words in told.items()}
 
 
+SPECS = """
+from jax.experimental import pallas as pl
+
+
+def batched_specs(bm, bk, N):
+    x_spec = pl.BlockSpec(block_shape=(None, bm, bk), index_map=lambda b, i, k: (b, i, k))
+    y_spec = pl.BlockSpec(block_shape=(None, bk, N), index_map=lambda b, i, k: (0, k, 0))
+    out = pl.BlockSpec(block_shape=(None, bm, N), index_map=lambda b, i, k: (b, i, k))
+    return [x_spec, y_spec], out
+"""
+
+
+def test_of_several_changes_each_is_needed():
+    """All three specs are written in another way than the course's; two of them are wrong."""
+    verdict = session.run("basics/11", overlay=SPECS)
+    told = [each.line.text for each in verdict.findings if "should be" in " ".join([each.cause, *each.evidence])]
+    assert [text.partition(" ")[0] for text in told] == ["out", "y_spec"]
+
+
 def test_an_error_in_a_helper_says_which_of_its_calls_it_was():
     def plus(x, n):
         return x + jnp.zeros(n)

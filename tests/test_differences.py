@@ -504,6 +504,15 @@ def test_what_is_said_can_be_done(right, words):
     assert not differences({"kernel": straightened(followed(node, told.edits))}, wanted)
 
 
+def test_which_of_two_equal_parts_it_is_is_told():
+    text = "def semantics():\n    return ('parallel', 'arbitrary', 'arbitrary')\n"
+    (told,) = corrections(
+        parsed(text), differences(parsed(text), parsed(text.replace("'arbitrary'", "'parallel'", 1))), {}, {}
+    )
+    what = "`('parallel', 'arbitrary', 'arbitrary')` should be `('parallel', 'parallel', 'arbitrary')`"
+    assert told.words == f"in `semantics`, {what}"
+
+
 def test_a_value_that_has_to_change_is_not_told_by_its_own_name():
     """With the reader's name for the value the words would be short, and wrong: it is not bound yet."""
     (node,), answer = ast.parse(WRITTEN).body, parsed(WRITTEN)

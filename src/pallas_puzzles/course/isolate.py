@@ -112,8 +112,18 @@ def _proven(trials: "_Trials", works: Works, works_everywhere: Works) -> list[Co
         mended, swapped = trials.done(said)
         known = trials.is_chosen(mended)  # what has been tried everywhere runs here, too
         if len(swapped) == len(said) or trials.tried(mended, works if known else works_everywhere, anyhow=known):
-            return [dataclasses.replace(c, tried=True) for c in said]
+            needed = _needed(trials, said, works, works_everywhere)
+            return [dataclasses.replace(c, tried=True) for c in needed]
     return None
+
+
+def _needed(trials: "_Trials", said: list[Correction], *both: Works) -> list[Correction]:
+    """Of several corrections that get everything right those without which it is not."""
+    for c in [*said]:
+        rest = [each for each in said if each is not c]
+        if rest and all(trials.tried(trials.done(rest)[0], each, anyhow=True) for each in both):
+            said = rest
+    return said
 
 
 def _once(said: Sequence[Correction]) -> list[Correction]:

@@ -303,10 +303,11 @@ def _around(tree: ast.FunctionDef, difference: Difference, named: Mapping[str, s
         node = _at(tree, path)
         if isinstance(node, ast.stmt) or node is None:
             break
-        bare = len(_text(_at(tree, best), named)) <= _BARE
         if getattr(node, "lineno", difference.line) != difference.line:
             break
-        if len(_text(node, named)) > (SHOWN if bare else _CONTEXT):
+        alone, around = (_text(each, named) for each in (_at(tree, best), node))
+        vague = len(alone) <= _BARE or around.count(alone) > 1  # or nobody could tell which one
+        if len(around) > (SHOWN if vague else _CONTEXT):
             break
         if isinstance(node, ast.expr) and path[-1][0] != "func":  # a method without its call says nothing
             best = path
