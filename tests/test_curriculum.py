@@ -180,6 +180,7 @@ def test_a_readers_file(tmp_path, capsys):
         ("swap(x, table)[:, 0]", True),
         ("kernel.defvjp(forward, backward)", False),
         ("showing(kernel)", False),
+        ("shape = show_shape(x)", False),
     ],
 )
 def test_what_only_displays_something_does_not_run(line, displays):

@@ -36,7 +36,7 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|\??[\w.]+\?{1,2}\s*)$")
 FOR_GPU = re.compile(r"""^setup\(["']gpu["']\)""", re.MULTILINE)
 PYTHON_MAGIC = re.compile(r"^\s*%%(?:time|timeit|capture|prun)\b")
 
-SHOWS = re.compile("check|hint|progress|show(_.*)?")  # what a notebook calls to display something
+SHOWS = {"check", "show", "hint", "progress"}  # what a notebook calls to display something; in a line alone, show_...
 REPORTS = {"tpu_report", "compare", "visualize_array_sharding"}  # for a result, or, in a line alone, to display one
 
 
@@ -459,9 +459,9 @@ def only_displays(node: ast.stmt) -> bool:
         case ast.Expr(value) if _call_name(value) in REPORTS or isinstance(value, ast.Subscript):
             return True
         case ast.Expr(ast.Call(ast.Name(name))) | ast.Assert(ast.Call(ast.Name(name))):
-            return bool(SHOWS.fullmatch(name))
+            return name in SHOWS or name.startswith("show_")
         case ast.Assign(value=ast.Call(ast.Name(name))) | ast.AnnAssign(value=ast.Call(ast.Name(name))):
-            return bool(SHOWS.fullmatch(name))
+            return name in SHOWS
     return False
 
 
