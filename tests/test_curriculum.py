@@ -177,7 +177,7 @@ def test_a_readers_file(tmp_path, capsys):
         ("show_cost(kernel, x)", True),
         ("if len(jax.devices()) >= 8:\n    jax.debug.visualize_array_sharding(x)\n    show_cost(kernel)", True),
         ("if len(jax.devices()) >= 8:\n    show(kernel)\nelse:\n    x = 1", False),
-        ("swap(x, table)[:, 0]", True),
+        ("swap(x, table)[:, 0]", False),
         ("kernel.defvjp(forward, backward)", False),
         ("showing(kernel)", False),
         ("shape = show_shape(x)", False),

@@ -450,13 +450,13 @@ def _call_name(node: ast.AST) -> str:
 
 
 def only_displays(node: ast.stmt) -> bool:
-    """True for `show(...)` and its like, alone, assigned to a name or under a condition; for a value of which a
-    notebook shows a part, `f(x)[:3]`; and for what waits until a hole is filled."""
+    """True for `show(...)` and its like, alone, assigned to a name or under a condition, and for what waits until a
+    hole is filled."""
     match node:
         case ast.If(test, body, orelse):
             waits = any(_call_name(each) == "unwritten" for each in ast.walk(test))
             return waits or all(map(only_displays, [*body, *orelse]))
-        case ast.Expr(value) if _call_name(value) in REPORTS or isinstance(value, ast.Subscript):
+        case ast.Expr(value) if _call_name(value) in REPORTS:
             return True
         case ast.Expr(ast.Call(ast.Name(name))) | ast.Assert(ast.Call(ast.Name(name))):
             return name in SHOWS or name.startswith("show_")
