@@ -190,11 +190,17 @@ def _run_by_jax(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[st
         return jax.tree.map(np.asarray, for_the_reader(spec, *map(jax.numpy.asarray, args), **keywords))
 
 
-def quickly_expected(spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any]) -> Any:
-    """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes."""
+def quickly_expected(
+    spec: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any], programs: Programs | None = None
+) -> Any:
+    """The spec's result by the lens's own arithmetic: no compilation. JAX's word is asked before anything passes.
+
+    programs: see ir.capture, of this spec with these keywords.
+    """
     for traced, rest in traceable(spec, args, keywords):
+        known = programs if len(rest) == len(args) else None  # else some values are a part of the program
         with contextlib.suppress(Exception):
-            return capture(traced, *rest, on_call=lambda call, *_: run_call(call).outputs).outputs
+            return capture(traced, *rest, on_call=lambda call, *_: run_call(call).outputs, programs=known).outputs
     with contextlib.suppress(Exception):  # a spec in NumPy
         return jax.tree.map(np.asarray, spec(*map(np.asarray, args), **keywords))
     return _run_by_jax(spec, args, keywords)
@@ -213,11 +219,11 @@ def kept(known: Kept, draw: Draw, asked: Any, make: Callable[[], Any]) -> Any:
     return before[2]
 
 
-def wanted(known: Kept, draw: Draw, spec: Callable[..., Any]) -> Any:
-    """What `quickly_expected` says of a draw."""
+def wanted(known: Kept, draw: Draw, spec: Callable[..., Any], programs: Programs) -> Any:
+    """What `quickly_expected` says of a draw. programs: of the spec for this case."""
     keywords = keywords_of(spec, draw.case.blocks)
     asked = getattr(spec, "__code__", spec), keywords
-    return kept(known, draw, asked, lambda: quickly_expected(spec, draw.args, keywords))
+    return kept(known, draw, asked, lambda: quickly_expected(spec, draw.args, keywords, programs))
 
 
 def keywords_of(spec: Callable[..., Any], blocks: dict[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,9 @@ def judge_cases(puzzle: str, judge: ArrayJudge, asked: Question, only: tuple[int
         drawn = [each for each in drawn if each.place == only]
     elif is_brief():  # where one draw of a case is right, others are
         drawn = sorted((each for each in drawn if each.place[1] == 0), key=lambda each: each.size)
+    programs: list[Programs] = [{} for _ in asked.cases]  # of the spec
     for each in drawn:
-        each.want = wanted(judge.wanted, each, asked.spec)
+        each.want = wanted(judge.wanted, each, asked.spec, programs[each.place[0]])
         verdict = judge.run_case(each)
         if verdict is not None:
             verdict.draw = each.place
