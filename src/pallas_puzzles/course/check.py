@@ -13,7 +13,7 @@ from typing import Any
 
 from ..diagnose.corrections import Correction
 from ..diagnose.diagnose import ROUGH
-from ..diagnose.findings import Tolerance
+from ..diagnose.findings import Finding, Tolerance
 from ..diagnose.lookout import Lookout
 from ..ir.capture import Programs, pointing_into
 from ..lens.machine import listed
@@ -40,8 +40,8 @@ from .holes import (
 from .inputs import Budget, Case, Draw, Question, Subject, question
 from .judge import CLAIMS, Judge, claimed, draws, judge_cases
 from .progress import record
-from .reference import course_of, seen_in_course
-from .told import told, with_unused
+from .reference import course_of, origin_of, seen_in_course
+from .told import told, with_origin, with_unused
 
 
 def check(puzzle: str, fn: Callable[..., Any], *asked: Any, **options: Any) -> Verdict:
@@ -227,7 +227,10 @@ class _Answer:
                 files = {c.function: code_of(self.names[c.function]).co_filename for c in found}
                 formulas = {claim.fn.__name__ for claim in asked.claims} >= set(self.known.holes)
                 seen_in = function_at(verdict.findings[0].line, self.holes)
+                kind = verdict.findings[0].kind
                 verdict.findings = told(verdict.findings, found, files, formulas, seen_in)
+                if kind in {"values", "explained"} and all(c.whole for c in found):
+                    verdict.findings = self._traced_back(verdict, asked)
                 if verdict.findings[0].kind == "model" or not (found and all(c.tried for c in found)):
                     unused = isolate.ignored(self.known, self.names, names_used(self.fn))
                     verdict.findings = with_unused(verdict.findings, unused)
@@ -236,6 +239,17 @@ class _Answer:
             if verdict and not names_used(self.fn) & set(self.known.holes):  # what is checked is not the reader's own
                 words = [claim.word() for claim in asked.claims if isinstance(claim, Claim)]
                 verdict.gained = " ".join(words) or verdict.gained
+
+    def _traced_back(self, verdict: Verdict, asked: Question) -> list[Finding]:
+        """The findings, the first where the answer parts from the course's solution, as far as that can be told."""
+        assert self.known
+        where = [each for each in draws(self.puzzle, asked.cases, asked.seed) if each.place == verdict.draw]
+        helpers = helpers_of(self.known, self.holes, self.names)
+        with pointing_into(mine := ranges_of([*self.holes.values(), *helpers])):
+            found = origin_of(self.known.id, self.fn, where[0]) if where else None
+        if found and any(found[0].file == file and a <= found[0].line <= b for file, a, b in mine):
+            return with_origin(verdict.findings, *found)
+        return verdict.findings
 
     def _isolated(self, verdict: Verdict, asked: Question) -> list[Correction]:
         """What would have to change in an answer, found by trying."""

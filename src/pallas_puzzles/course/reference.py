@@ -11,10 +11,12 @@ import numpy as np
 
 from ..diagnose.findings import Tolerance
 from ..diagnose.narrow import kernels_of, narrow_kinds
+from ..diagnose.origin import Values, origin
 from ..diagnose.rounding import Course
 from ..diagnose.wrong import never_read
+from ..ir.capture import SourceLine
 from ..ir.exact import in_float64
-from ..ir.ops import is_floating
+from ..ir.ops import is_floating, witnessed
 from ..lens.machine import Incident, Trace
 from . import cases
 from .arrays import Kept, compare, kept, keywords_of
@@ -50,6 +52,18 @@ def seen_in_course(puzzle: str, draw: Draw) -> frozenset[Any]:
         missing = ((k, never_read(t, k)) for t in run.traces for k in range(len(t.call.operands)))
         return frozenset(seen | {("unread", k, str(blocks[0])) for k, blocks in missing if blocks})
     return frozenset()
+
+
+def origin_of(puzzle: str, fn: Callable[..., Any], draw: Draw) -> tuple[SourceLine, str] | None:
+    """Where an answer parts from the course's solution on the same draw: see `diagnose.origin`."""
+    answer, course = Values(), Values()
+    with contextlib.suppress(Exception):  # the solution does not fit this call
+        with witnessed(course):
+            trace(cases.official(puzzle).fn, *draw.args, **draw.case.blocks)
+        with witnessed(answer):
+            trace(fn, *draw.args, **draw.case.blocks)
+        return origin(answer, course)
+    return None
 
 
 def mark_of(trace: Trace, incident: Incident) -> tuple[Any, ...]:

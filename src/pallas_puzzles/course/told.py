@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from ..diagnose.corrections import Correction
 from ..diagnose.findings import Finding
-from ..ir.capture import source_line
+from ..ir.capture import SourceLine, source_line
 from ..lens.machine import listed
+from ..text import cut
 
 
 def told(
@@ -60,6 +61,17 @@ def told(
         briefly = found[0].told and not (others and seen.kind == "rounding")
         first = first.but(evidence=(seen.seen if briefly else seen.cause,))
     return [first, *others]
+
+
+def with_origin(findings: Sequence[Finding], line: SourceLine, expression: str) -> list[Finding]:
+    """The findings, the first at the line where the answer parts from the course's solution."""
+    first, *rest = findings
+    made = f"`{cut(expression, 90)}` makes" if expression else "is made here"
+    cause = (
+        f"Look at what {made}: neither this value nor any that is made of it occurs in the course's solution. "
+        "Something that goes into it is not right, or what is done with it."
+    )
+    return [first.but(cause=cause, evidence=(first.cause, *first.evidence), line=line, function=""), *rest]
 
 
 def with_unused(findings: Sequence[Finding], unused: Sequence[tuple[str, str]]) -> list[Finding]:

@@ -118,6 +118,17 @@ def instruction_of(eqn: Any) -> tuple[Any, int] | None:
     return next((frame for frame in frames if is_readers_file(frame[0].co_filename)), None)
 
 
+def expression_of(eqn: Any, line: SourceLine) -> str:
+    """What stands on a reader's line and made an equation, as it is written; "" where it goes over several lines."""
+    trace = eqn.source_info.traceback
+    for code, offset in zip(*trace.raw_frames(), strict=True) if trace is not None else ():
+        if code.co_filename == line.file:
+            first, last, start, end = next(itertools.islice(code.co_positions(), offset // 2, None))
+            if first == last == line.line:
+                return linecache.getline(line.file, line.line).encode()[start:end].decode()
+    return ""
+
+
 Ranges = Sequence[tuple[str, int, int]]  # (file, first line, last line)
 _asked: contextvars.ContextVar[Ranges] = contextvars.ContextVar("asked", default=())
 

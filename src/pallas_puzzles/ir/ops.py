@@ -477,6 +477,18 @@ def cost(eqn: Any) -> tuple[int, int]:
 
 
 Apply = Callable[[Any, list[Any]], list[Any]]
+Witness = Callable[[Any, Sequence[Any], Sequence[Any]], None]  # of (equation, its operands, its results)
+
+_witness: contextvars.ContextVar[Witness | None] = contextvars.ContextVar("witness", default=None)
+
+
+def witnessed(witness: Witness) -> contextlib.AbstractContextManager[None]:
+    """While active, it is told of each equation that has run, of those inside of another one first."""
+    return holding(_witness, witness)
+
+
+def witness_now() -> Witness | None:
+    return _witness.get()
 
 
 def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[Any] | None = None) -> list[Any]:
@@ -486,13 +498,16 @@ def interpret(jaxpr: Any, values: Sequence[Any], apply: Apply, consts: Sequence[
     """
     env = dict(zip(jaxpr.constvars, jaxpr.consts if consts is None else consts, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
-    plan = _plan(jaxpr)
+    plan, witness = _plan(jaxpr), witness_now()
     spend(len(plan))
     for eqn, atoms, done, unused in plan:
         operands = [a if literal else env[a] for a, literal in atoms]
         for v in done:  # memory that is free again is still in the caches
             del env[v]
-        env.update(zip(eqn.outvars, apply(eqn, operands), strict=True))
+        results = apply(eqn, operands)
+        if witness is not None:
+            witness(eqn, operands, results)
+        env.update(zip(eqn.outvars, results, strict=True))
         for v in unused:
             del env[v]
     return [number_of(v) if is_literal(v) else env[v] for v in jaxpr.outvars]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.gpu_program import Alloc, Instr, Program
-from ...ir.ops import bits_of, scan_groups, scan_order, scan_results
+from ...ir.ops import bits_of, scan_groups, scan_order, scan_results, witness_now
 from ...ir.places import Place
 from .accesses import Core, Env
 from .banks import of_warps
@@ -29,7 +29,7 @@ class Control(Core):
 
     def run(self, program: Program, values: Iterable[Any], t: Thread) -> Going:
         """Runs a program; returns its results."""
-        env = program.template.copy()
+        env, witness = program.template.copy(), witness_now()
         self.instructions += len(program.instrs)
         for slot, value in zip(program.ins, values, strict=True):
             env[slot] = value
@@ -45,6 +45,8 @@ class Control(Core):
                 out = plain(t, instr, env)
             else:
                 out = yield from getattr(self, "go_" + kind)(t, instr, env)
+            if witness is not None and instr.eqn is not None:
+                witness(instr.eqn, [env[i] for i in instr.ins], out or ())
             for slot, value in zip(instr.outs, out or (), strict=True):
                 env[slot] = value
         return [env[i] for i in program.outs]
