@@ -30,7 +30,7 @@ from pallas_puzzles.course.inputs import (
 from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.ir.capture import source_line
 from pallas_puzzles.ir.readers import for_the_reader
-from pallas_puzzles.lens.machine import listed
+from pallas_puzzles.lens.machine import listed, trace
 from pallas_puzzles.text import plural
 
 
@@ -272,7 +272,7 @@ def equal_product(nb: Any) -> Callable[..., tuple[Any, Any]]:
 
     @functools.cache
     def meta(experts: int, rows: int, bm: int) -> Any:
-        return nb.metadata(sizes(*[rows] * experts), num_rows=experts * rows, bm=bm)
+        return trace(nb.metadata, sizes(*[rows] * experts), num_rows=experts * rows, bm=bm).outputs
 
     def product(experts: int, rows: int, K: int, N: int, bm: int, bn: int, bk: int) -> tuple[Any, Any]:
         x, w = jnp.zeros((experts * rows, K), jnp.bfloat16), jnp.zeros((experts, K, N), jnp.bfloat16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -261,8 +262,8 @@ SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, 1.5, 2.5, -0.5, -1.5,
 FLOAT_1 = {
     f.__name__: f
     for f in (
-        jnp.abs, jnp.sign, jnp.floor, jnp.ceil, jnp.round, jnp.trunc, jnp.exp, jnp.log, jnp.log1p, jnp.expm1, jnp.tanh,
-        jax.nn.sigmoid, jnp.sqrt, lax.rsqrt, jnp.sin, lax.erf, jnp.cbrt, jnp.isfinite, jnp.isnan, jnp.square,
+        jnp.abs, jnp.sign, jnp.floor, jnp.ceil, jnp.round, jnp.trunc, jnp.exp, jnp.log, jnp.log1p, jnp.log2, jnp.expm1,
+        jnp.tanh, jax.nn.sigmoid, jnp.sqrt, lax.rsqrt, jnp.sin, lax.erf, jnp.cbrt, jnp.isfinite, jnp.isnan, jnp.square,
         jax.nn.relu, jax.nn.softplus, jnp.cumsum, lax.cummax, jnp.argmax, jnp.argmin, jnp.max, jnp.min, jnp.sum,
         jnp.flip, jnp.sort,
     )
@@ -342,6 +343,41 @@ def test_a_product_of_any_rank_is_that_of_jax(product: str) -> None:
     args = [rng.standard_normal([sizes[d] for d in part], np.float32) for part in product.partition("->")[0].split(",")]
     got = np.asarray(lens.trace(lambda *xs: jnp.einsum(product, *xs), *args).outputs)
     np.testing.assert_allclose(got, np.einsum(product, *args), rtol=1e-5, atol=1e-5)
+
+
+MODES = {"get": ("clip", "fill", "promise_in_bounds"), "set": ("clip", "drop"), "add": ("clip", "drop")}
+AT: dict[str, Any] = {
+    "get": lambda x, i, mode: x.at[i].get(mode=mode),
+    "set": lambda x, i, mode: x.at[i[:, 0]].set(x[0, 0], mode=mode),
+    "add": lambda x, i, mode: x.at[:, i].add(x[:, :1, None], mode=mode),
+}
+PICKED = {f"{what}_{mode}": functools.partial(AT[what], mode=mode) for what in AT for mode in MODES[what]} | {
+    "columns": lambda x, i: x[:, i],
+    "both": lambda x, i: x[i, i[:, :1]],
+    "behind a slice": lambda x, i: x[1:, :, i],
+    "along": lambda x, i: jnp.take_along_axis(x, i[:, :1, None] % 5, axis=1),
+    "scattered pairs": lambda x, i: x.at[i, 0, i].add(2),
+    "each its own": lambda x, i: jax.vmap(lambda row, k: row[k])(x, i[:, 0]),
+    "each set": lambda x, i: jax.vmap(lambda row, k: row.at[k].set(row[0]))(x, i[:, 0]),
+    "windows": lambda x, i: jax.vmap(lambda k: lax.dynamic_slice(x, (k, k, 0), (2, 3, 6)))(i[:, 0]),
+    "windows put": lambda x, i: jax.vmap(lambda k: lax.dynamic_update_slice(x, x[:2, 1:4], (k, 2, k)))(i[:, 0]),
+    "counted": lambda x, i: jnp.bincount(jnp.abs(i).ravel(), length=4),
+    "repeated": lambda x, i: jnp.repeat(x, jnp.array([0, 2, 1, 3]), axis=0, total_repeat_length=7),
+    "tiles": lambda x, i: jnp.tile(x, (2, 1, 3)),
+    "stacked": lambda x, i: jnp.stack([x, x + x], axis=2),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int32, np.uint8])
+@pytest.mark.parametrize("name", PICKED)
+def test_gathers_and_scatters_are_those_of_jax(name: str, dtype: Any) -> None:
+    x = np.arange(4 * 5 * 6).reshape(4, 5, 6).astype(dtype)
+    places = np.array([[0, 3], [-2, 1], [5, -9], [2, 7]], np.int32)
+    places = places % 4 if "promise" in name else places
+    got = np.asarray(lens.trace(PICKED[name], x, places).outputs)
+    want = np.asarray(jax.jit(PICKED[name])(x, places))
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(np.float64(got), np.float64(want))
 
 
 # --- what the lens must leave to the simulator -----------------------------------------------------------------------

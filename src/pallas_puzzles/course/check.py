@@ -245,11 +245,9 @@ class _Answer:
         assert self.known
         where = [each for each in draws(self.puzzle, asked.cases, asked.seed) if each.place == verdict.draw]
         helpers = helpers_of(self.known, self.holes, self.names)
-        with pointing_into(mine := ranges_of([*self.holes.values(), *helpers])):
+        with pointing_into(ranges_of([*self.holes.values(), *helpers])):
             found = origin_of(self.known.id, self.fn, where[0]) if where else None
-        if found and any(found[0].file == file and a <= found[0].line <= b for file, a, b in mine):
-            return with_origin(verdict.findings, *found)
-        return verdict.findings
+        return with_origin(verdict.findings, *found) if found else verdict.findings
 
     def _isolated(self, verdict: Verdict, asked: Question) -> list[Correction]:
         """What would have to change in an answer, found by trying."""

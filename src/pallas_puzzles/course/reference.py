@@ -1,7 +1,6 @@
 """The course's own result on the data of a check, and the exact one: what a reader's rounding is compared with."""
 
 import contextlib
-import functools
 import io
 from collections.abc import Callable
 from typing import Any
@@ -84,10 +83,5 @@ def _results(puzzle: str, draw: Draw) -> tuple[list[np.ndarray], frozenset[str]]
 def _run(puzzle: str, draw: Draw) -> tuple[list[np.ndarray], frozenset[str]]:
     with contextlib.redirect_stdout(io.StringIO()):  # whatever the notebook's cells print
         solved = cases.official(puzzle)
-    if solved.kernel:
-        run = trace(solved.fn, *draw.args, **draw.case.blocks)
-        made, narrow = run.outputs, narrow_kinds(kernels_of(run))
-    else:
-        fn = jax.jit(functools.partial(solved.fn, **draw.case.blocks))
-        made, narrow = fn(*map(jax.numpy.asarray, draw.args)), frozenset()
-    return [np.asarray(x) for x in jax.tree.leaves(made)], narrow
+    run = trace(solved.fn, *draw.args, **draw.case.blocks)
+    return [np.asarray(x) for x in jax.tree.leaves(run.outputs)], narrow_kinds(kernels_of(run))

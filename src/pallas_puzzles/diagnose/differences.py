@@ -1004,6 +1004,8 @@ def _put(tree: ast.FunctionDef, difference: Difference) -> None:
         if hasattr(each, "lineno"):
             each.lineno = each.end_lineno = difference.line  # type: ignore[attr-defined]
             each.col_offset = each.end_col_offset = 0  # type: ignore[attr-defined]
+    if isinstance(node, ast.expr) and "lineno" not in getattr(new, "_attributes", ()):
+        node.theirs = True  # type: ignore[attr-defined] # what changes in it has no place for a mark: see _mark
     if n is None:
         setattr(node, field, new)
     elif new is None:

@@ -1,13 +1,12 @@
 """Where a wrong value comes from: the first in a run that does not occur in a run of the course's solution."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..ir.capture import SourceLine, asked_line_of, expression_of, is_call, primitive_of, subprograms
+from ..ir.capture import SourceLine, asked_line_of, expression_of, is_asked, is_call, primitive_of, subprograms
 from ..ir.ops import is_floating
 
 _LIKE = 1e-3  # of the size of an array: how far its mean may be from that of another, in another order or rounded
@@ -71,9 +70,10 @@ def _seen(x: Any) -> np.ndarray | None:
 
 
 def origin(answer: Values, course: Values) -> tuple[SourceLine, str] | None:
-    """Where the first value of an answer is made which does not occur in the course's run: all that goes into it does,
-    and nothing that is made of it. The reader's line, and the expression on it, "" if that has several lines; None
-    where there is no such value, or no such line.
+    """Where an answer first makes a value which does not occur in the course's run, nor does any that is made of it.
+
+    A line that somebody is asked about, and the expression on it, "" if that has several lines. None where there is no
+    such value, or it is what a kernel returns.
 
     An equation whose values are not the course's, and lead to some that are, is another way to do it.
     """
@@ -90,8 +90,9 @@ def origin(answer: Values, course: Values) -> tuple[SourceLine, str] | None:
         for value, fine in zip(answer.made, leads, strict=True)
         if value.seen is not None and not fine and id(value.eqn) not in other_way
     ]
-    lines = ((asked_line_of((eqn,)), eqn) for eqn in itertools.takewhile(lambda eqn: not is_call(eqn), wrong))
-    return next(((line, expression_of(eqn, line)) for line, eqn in lines if line is not None), None)
+    lines = ((asked_line_of((eqn,)), eqn) for eqn in wrong)
+    line, eqn = next(((line, eqn) for line, eqn in lines if line is not None and is_asked(line)), (None, None))
+    return None if line is None or is_call(eqn) else (line, expression_of(eqn, line))
 
 
 class _Occurs:

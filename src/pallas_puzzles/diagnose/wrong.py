@@ -321,7 +321,7 @@ def _unread(w: Wrong) -> Iterator[Finding]:
         if not _comes_in_blocks(o):
             continue
         if not any(e.op != "store" and e.ref == o.name for e in w.trace.events):
-            cause = f"the kernel never reads {o.name}: the result cannot depend on it yet."
+            cause = f"nothing that the kernel reads from {o.name} goes into the result: it cannot depend on it yet."
             yield Finding("unused", cause, [], call.where, operand=o.name)
             continue
         if missing := never_read(w.trace, k):

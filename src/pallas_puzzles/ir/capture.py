@@ -138,15 +138,20 @@ def pointing_into(ranges: Ranges) -> contextlib.AbstractContextManager[None]:
     return holding(_asked, ranges)
 
 
+def is_asked(line: SourceLine) -> bool:
+    """Whether a line is in what somebody is asked about; everything is, where that is not said."""
+    ranges = _asked.get()
+    return not ranges or any(line.file == file and a <= line.line <= b for file, a, b in ranges)
+
+
 def asked_line_of(eqns: Iterable[Any]) -> SourceLine | None:
     """The line of an equation that a reader is to look at: in what they were asked to write, if it was called there.
 
     eqns: the equation, and those that it stands inside of, from the inside out: JAX forgets who called them.
     """
-    ranges, eqn, *around = _asked.get(), *eqns
-    callers = (line for each in (eqn, *around) for line in callers_of(each)) if ranges else iter(())
-    asked = (x for x in callers if any(x.file == file and a <= x.line <= b for file, a, b in ranges))
-    return next(asked, None) or line_of(eqn)
+    eqn, *around = eqns
+    callers = (line for each in (eqn, *around) for line in callers_of(each)) if _asked.get() else iter(())
+    return next(filter(is_asked, callers), None) or line_of(eqn)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ import jax.extend.core as jec
 import numpy as np
 
 from .effort import holding, spend
+from .gathers import gather, scatter, scatter_add
 
 Op = Callable[..., Any]
 
@@ -361,7 +362,7 @@ def _unpacked(octets: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return ((parts.astype(np.int8) ^ 2 ** (bits - 1)) - 2 ** (bits - 1) if signed else parts).astype(dtype)
 
 
-_AS_IN_NUMPY = "abs ceil cos exp exp2 expm1 floor log log1p sign sin sqrt square tanh".split()
+_AS_IN_NUMPY = "abs ceil cos exp exp2 expm1 floor log log1p log2 sign sin sqrt square tanh".split()
 ELEMENTWISE: dict[str, Op] = {
     **{name: getattr(np, name) for name in _AS_IN_NUMPY},
     "add": np.add,
@@ -408,12 +409,17 @@ STRUCTURAL: dict[str, Op] = {
     "transpose": lambda x, *, permutation: np.transpose(x, permutation),
     "rev": lambda x, *, dimensions: np.flip(x, tuple(dimensions)),
     "concatenate": lambda *xs, dimension: np.concatenate(xs, axis=dimension),
+    "stack": lambda *xs, axis: np.stack(xs, axis=axis),
+    "tile": lambda x, *, reps: np.tile(x, reps),
     "slice": _slice,
     "dynamic_slice": lambda x, *starts, slice_sizes: x[_window(x, starts, slice_sizes)],
     "dynamic_update_slice": _dynamic_update_slice,
     "iota": _iota,
     "bitcast": lambda x, *, ty, dim=-2: bitcast(x, ty, dim),  # 0.11 has no `dim`: the second minor
     "pad": _pad,
+    "gather": gather,
+    "scatter": scatter,
+    "scatter-add": scatter_add,
 }
 
 REDUCING: dict[str, Op] = {
@@ -433,7 +439,9 @@ REDUCING: dict[str, Op] = {
 
 OPS: dict[str, Op] = {**ELEMENTWISE, **STRUCTURAL, **REDUCING}  # of arrays; ufuncs take no parameters
 
-TRANSCENDENTAL = frozenset("exp exp2 log log1p expm1 tanh logistic sqrt rsqrt pow sin cos tan erf erf_inv cbrt".split())
+TRANSCENDENTAL = frozenset(
+    "exp exp2 log log1p log2 expm1 tanh logistic sqrt rsqrt pow sin cos tan erf erf_inv cbrt".split()
+)
 _FREE = frozenset("select_n convert_element_type copy stop_gradient eq ne lt le gt ge".split())
 _ARITHMETIC = frozenset(ELEMENTWISE) - _FREE - TRANSCENDENTAL
 
