@@ -528,6 +528,14 @@ def test_a_value_that_has_to_change_is_not_told_by_its_own_name():
         assert not differences({"kernel": straightened(followed(node, each.edits))}, wanted)
 
 
+def test_a_value_with_another_operator_is_not_told_by_its_name():
+    right = "def f(x, n):\n    return jnp.where(x <= n, g(x), -jnp.inf)\n"
+    (mine,) = ast.parse("def f(x, n):\n    later = x > n\n    return jnp.where(later, low, g(x))\n").body
+    answer, theirs = as_one(mine, ast.parse(right).body[0])
+    (told,) = corrections({"f": answer}, differences({"f": answer}, {"f": theirs}), {}, {"f": {"x > n": "later"}})
+    assert told.said == "`jnp.where(later, low, g(x))` should be `jnp.where(x <= n, g(x), -jnp.inf)`"
+
+
 def test_a_name_of_the_same_assignment_is_told_by_its_value():
     mine = "def f(m_ref, x):\n    m_old, m_new = m_ref[...], x.max()\n    return g(m_old, m_old, m_new, m_new)"
     answer = parsed(mine)

@@ -230,7 +230,7 @@ class _Answer:
                 kind = verdict.findings[0].kind
                 verdict.findings = told(verdict.findings, found, files, formulas, seen_in)
                 if kind in {"values", "explained"} and all(c.whole for c in found):
-                    verdict.findings = self._traced_back(verdict, asked)
+                    verdict.findings = self._traced_back(verdict, asked, [c.function for c in found])
                 if verdict.findings[0].kind == "model" or not (found and all(c.tried for c in found)):
                     unused = isolate.ignored(self.known, self.names, names_used(self.fn))
                     verdict.findings = with_unused(verdict.findings, unused)
@@ -240,12 +240,15 @@ class _Answer:
                 words = [claim.word() for claim in asked.claims if isinstance(claim, Claim)]
                 verdict.gained = " ".join(words) or verdict.gained
 
-    def _traced_back(self, verdict: Verdict, asked: Question) -> list[Finding]:
-        """The findings, the first where the answer parts from the course's solution, as far as that can be told."""
+    def _traced_back(self, verdict: Verdict, asked: Question, functions: Sequence[str]) -> list[Finding]:
+        """The findings, the first where the answer parts from the course's solution, as far as that can be told.
+
+        functions: that are known to be wrong, if any are.
+        """
         assert self.known
         where = [each for each in draws(self.puzzle, asked.cases, asked.seed) if each.place == verdict.draw]
-        helpers = helpers_of(self.known, self.holes, self.names)
-        with pointing_into(ranges_of([*self.holes.values(), *helpers])):
+        codes = [self.holes[name] for name in functions if name in self.holes] or [*self.holes.values()]
+        with pointing_into(ranges_of([*codes, *helpers_of(self.known, self.holes, self.names)])):
             found = origin_of(self.known.id, self.fn, where[0]) if where else None
         return with_origin(verdict.findings, *found) if found else verdict.findings
 
