@@ -369,15 +369,15 @@ PICKED = {f"{what}_{mode}": functools.partial(AT[what], mode=mode) for what in A
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int32, np.uint8])
-@pytest.mark.parametrize("name", PICKED)
-def test_gathers_and_scatters_are_those_of_jax(name: str, dtype: Any) -> None:
+def test_gathers_and_scatters_are_those_of_jax(dtype: Any) -> None:
     x = np.arange(4 * 5 * 6).reshape(4, 5, 6).astype(dtype)
     places = np.array([[0, 3], [-2, 1], [5, -9], [2, 7]], np.int32)
-    places = places % 4 if "promise" in name else places
-    got = np.asarray(lens.trace(PICKED[name], x, places).outputs)
-    want = np.asarray(jax.jit(PICKED[name])(x, places))
-    assert got.dtype == want.dtype
-    np.testing.assert_array_equal(np.float64(got), np.float64(want))
+    given = {name: places % 4 if "promise" in name else places for name in PICKED}
+    by_jax = jax.jit(lambda x, given: {name: fn(x, given[name]) for name, fn in PICKED.items()})(x, given)
+    for name, fn in PICKED.items():
+        got, want = np.asarray(lens.trace(fn, x, given[name]).outputs), np.asarray(by_jax[name])
+        assert got.dtype == want.dtype, name
+        np.testing.assert_array_equal(np.float64(got), np.float64(want), err_msg=name)
 
 
 # --- what the lens must leave to the simulator -----------------------------------------------------------------------

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import inspect
+import io
 import sys
 import types
 from collections import ChainMap
@@ -257,7 +258,7 @@ class _Answer:
         rounding = bool(ROUGH & {f.kind for f in verdict.findings})
 
         def briefly(fn: Callable[..., Any], asked: Question, only: tuple[int, int] | None) -> Verdict:
-            with collecting(brief=True):
+            with collecting(brief=True), contextlib.redirect_stdout(io.StringIO()):  # the reader's prints are known
                 judged_so = rounding or only is None
                 tried = _Answer(self.puzzle, self.known, fn, self.names, {}, self.wanted, judged_so, self.kind)
                 return _guarded(lambda: tried.judged(asked, only), tried.guard)

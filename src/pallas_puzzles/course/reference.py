@@ -56,13 +56,15 @@ def seen_in_course(puzzle: str, draw: Draw) -> frozenset[Any]:
 def origin_of(puzzle: str, fn: Callable[..., Any], draw: Draw) -> tuple[SourceLine, str] | None:
     """Where an answer parts from the course's solution on the same draw: see `diagnose.origin`."""
     answer, course = Values(), Values()
-    with contextlib.suppress(Exception):  # the solution does not fit this call
-        with witnessed(course):
-            trace(cases.official(puzzle).fn, *draw.args, **draw.case.blocks)
-        with witnessed(answer):
-            trace(fn, *draw.args, **draw.case.blocks)
-        return origin(answer, course)
-    return None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # both have run before
+            with witnessed(course):
+                trace(cases.official(puzzle).fn, *draw.args, **draw.case.blocks)
+            with witnessed(answer):
+                trace(fn, *draw.args, **draw.case.blocks)
+    except Exception:  # the solution does not fit this call, or the lens cannot follow the answer
+        return None
+    return origin(answer, course)
 
 
 def mark_of(trace: Trace, incident: Incident) -> tuple[Any, ...]:
