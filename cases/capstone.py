@@ -19,7 +19,18 @@ from pallas_puzzles.lens.machine import listed
 # What may work outside of the kernels: moves, the pieces between the parts, and all that is on integers
 GELU = "mul add integer_pow tanh sub div neg exp logistic".split()
 MOVES = "int32 bool transpose slice concatenate broadcast_in_dim gather scatter select_n dynamic_slice".split()
-ROUTING = "dot_general top_k sort exp div max reduce_max reduce_sum logistic sub scatter-add mul add neg".split()
+ROUTING = (
+    "dot_general top_k sort exp log sign abs is_finite div max reduce_max reduce_sum logistic sub scatter-add mul add "
+    "neg"
+).split()
+
+DOES_THE_WORK = "{name} does the work for you, and you have written your own."
+BARRED = {
+    "softmax": DOES_THE_WORK,
+    "ragged_dot": DOES_THE_WORK,
+    "repeat": "repeat copies keys and values in HBM, once for each query head that shares them. The course's attention "
+    "takes Hkv heads of them as they are: give it those.",
+}
 
 
 def puzzle_1(nb: Any) -> Question:
@@ -122,7 +133,7 @@ def puzzle_3(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=738_048, calls=3, flops=10_900_000),
         allow=MOVES,
-        forbid=["softmax", "repeat"],
+        forbid=BARRED,
         tol=1e-4,
     )
 
@@ -163,7 +174,7 @@ def puzzle_4(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=1_428_992, calls=7),
         allow=[*MOVES, *GELU],
-        forbid=["softmax", "repeat"],
+        forbid=BARRED,
         tol=1e-4,
         claims=[helper_claim(nb.block, around_spec, normal((24, 128), scale=2.0), *ends, call=around)],
     )
@@ -228,7 +239,7 @@ def puzzle_6(nb: Any) -> Question:
         ],
         budget=Budget(grid_steps=26, calls=7, outside_flops=245_760),
         allow=[*MOVES, *ROUTING, "integer_pow", "add_any"],
-        forbid=["repeat", "ragged_dot"],
+        forbid={name: BARRED[name] for name in ("repeat", "ragged_dot")},
         tol=1e-4,
         claims=[  # what comes before the router is trained, too
             helper_claim(
@@ -271,7 +282,7 @@ def puzzle_7(nb: Any) -> Question:
         ],
         budget=Budget(hbm_bytes=548_864, grid_steps=26, calls=3),
         allow=MOVES,
-        forbid=["softmax", "repeat"],
+        forbid=BARRED,
         tol=1e-4,
         claims=[
             helper_claim(

@@ -15,6 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_puzzles.course.claims import Cheapest, Claim, Count, helper_claim
 from pallas_puzzles.course.inputs import Budget, Input, Question, case, normal, question
 from pallas_puzzles.lens import gpu
+from pallas_puzzles.text import plural
 
 BF16 = "bfloat16"
 OF_THE_WRAPPER = ("mul", "reduce_sum", "broadcast_in_dim")
@@ -484,12 +485,14 @@ def in_cycles(H: int, Sq: int, Skv: int, D: int, readers: int, bkv: int, slots: 
         ("if each head began a round of its own", H * -(-tiles // 132) * blocks * block),
         ("if the last block were left out", rounds * (Skv // bkv) * block),
     ]
-    parts = [
-        f"{ctas} tiles for {132} SMs: {rounds} rounds of {blocks} blocks",
-        f"a block: {tensor:,.0f} cycles of the tensor cores, {softmax:,.1f} of softmax, {waited:,.0f} of copies",
+    terms = [
+        (f"{ctas} tiles for 132 SMs: {plural(rounds, 'round')} of {blocks} blocks", rounds),
+        (f"a block: {tensor:,.0f} cycles of the tensor cores", tensor),
+        (f"a block: {softmax:,.1f} cycles of softmax", softmax),
+        (f"a block: {waited:,.0f} cycles of copies", waited),
     ]
     found = rounds * blocks * block
-    return Count("the model says", found, parts, [(words, n) for words, n in slips if n != found])
+    return Count("the model says", found, (), [(words, n) for words, n in slips if n != found], terms=terms)
 
 
 def fitting(H: int, Sq: int, Skv: int, D: int) -> list[tuple[int, int, int]]:

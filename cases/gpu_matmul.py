@@ -16,6 +16,7 @@ from pallas_puzzles.diagnose.findings import Finding
 from pallas_puzzles.lens import gpu
 from pallas_puzzles.lens.gpu.banks import wavefronts
 from pallas_puzzles.speed.work import Size, Sizes, size, sweep
+from pallas_puzzles.text import plural
 
 BF16 = "bfloat16"
 
@@ -472,11 +473,13 @@ def in_cycles(M: int, N: int, K: int, bm: int, bn: int) -> Count:
         ("for a single step of a tile", rounds * (max(tensor, copies) + end)),
         ("for a single tile", steps * max(tensor, copies) + end),
     ]
-    parts = [
-        f"{tiles} tiles for 132 CTAs: {rounds} rounds of {steps} steps",
-        f"a step: {tensor:,.0f} cycles of the tensor cores, {copies:,.0f} of the copies; the end of a tile: {end:,.0f}",
+    terms = [
+        (f"{tiles} tiles for 132 CTAs: {plural(rounds, 'round')} of {steps} steps", rounds),
+        (f"a step: {tensor:,.0f} cycles of the tensor cores", tensor),
+        (f"a step: {copies:,.0f} cycles of the copies", copies),
+        (f"the end of a tile: {end:,.0f} cycles", end),
     ]
-    return Count("the model says", found, parts, [(words, n) for words, n in slips if n != found])
+    return Count("the model says", found, (), [(words, n) for words, n in slips if n != found], terms=terms)
 
 
 # --- what `puzzles bench` measures -----------------------------------------------------------------------------------

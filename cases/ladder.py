@@ -52,8 +52,11 @@ def by_programs(fn: Any, H: int, T: int, D: int) -> Count:
     def named(arrays: Any) -> str:
         return listed([f"{x.dtype}{list(x.shape)}" for x in arrays])
 
-    parts = [f"{p.name}: {p.moved_bytes:,.0f} bytes, {named(p.arrays)} in, {named(p.outs)} out" for p in programs]
-    return Count(f"the {plural(len(programs), 'program')} move", total, parts, slips)
+    terms = [
+        (f"{p.name}: {p.moved_bytes:,.0f} bytes, {named(p.arrays)} in, {named(p.outs)} out", p.moved_bytes)
+        for p in programs
+    ]
+    return Count(f"the {plural(len(programs), 'program')} move", total, (), slips, terms=terms)
 
 
 def puzzle_3(nb: Any) -> Question:
@@ -104,7 +107,14 @@ def puzzle_4(nb: Any) -> Question:
         (s, q), floors = (slow[2], quick[2]), [nb.flash_floor(H, T, D, *each[:2], chip) for each in (slow, quick)]
         steps = [nb.flash_steps(H, T, *each[:2]) for each in (slow, quick)]
         more, both = steps[0] - steps[1], s - q - floors[0] + floors[1]
-        told = [f"floors: {floors[0] * 1e6:,.4g} and {floors[1] * 1e6:,.4g} us; steps: {steps[0]:,} and {steps[1]:,}"]
+        told = [
+            *(
+                (f"the floor of {n}: {floor * 1e6:,.4g} us", floor)
+                for n, floor in zip(("slow", "quick"), floors, strict=True)
+            ),
+            (f"steps: {steps[0]:,} and {steps[1]:,}, {more:,} more", more),
+            (f"without the floors, slow takes {both * 1e6:,.4g} us more", both),
+        ]
         slips = [
             ("if the floors were equal", (s - q) / more),
             ("if all of the slow time were its steps", s / steps[0]),
@@ -112,7 +122,7 @@ def puzzle_4(nb: Any) -> Question:
             ("if the floors were added, not taken off", (s - q + floors[0] - floors[1]) / more),
             ("for one head", both / more * H),
         ]
-        return Count("a step costs", both / more, told, slips)
+        return Count("a step costs", both / more, (), slips, terms=told)
 
     shop = nb.Chip(2e12, 8e9, 1 << 20)
     figures = [
@@ -145,7 +155,7 @@ def puzzle_5(nb: Any) -> Question:
             ),
             ("if a multiply-add were one FLOP", max(mxu / 2, hbm - fill, scores) + fill + steps),
         ]
-        return Count("the model says", value, [in_us(terms)], slips)
+        return Count("the model says", value, (), slips, terms=[(in_us({n: s}), s) for n, s in terms.items()])
 
     def cost(H: int, T: int, D: int, bq: int, bkv: int, seconds: float, chip: Any) -> Count:
         terms = plainly(nb, H, T, D, bq, bkv, chip)
@@ -157,8 +167,13 @@ def puzzle_5(nb: Any) -> Question:
             ("for one head", (seconds - fill - steps) / scores * H),
             ("if the products took off time, too", (seconds - fill - steps - terms["MXU"]) / scores),
         ]
-        told = [f"{seconds * 1e6:,.4g} us; {in_us({'fill': fill, 'steps': steps})}; {scores:,} scores"]
-        return Count("solved for it, score_s is", (seconds - fill - steps) / scores, told, slips)
+        rest = seconds - fill - steps
+        told = [
+            *((in_us({name: each}), each) for name, each in (("fill", fill), ("steps", steps))),
+            (f"{scores:,} scores", scores),
+            (f"{in_us({'without fill and steps:': rest})} are left", rest),
+        ]
+        return Count("solved for it, score_s is", rest / scores, (), slips, terms=told)
 
     quick = nb.Chip(1e11, 50e9, 1 << 20, 1e-6, 1e-12)  # bound by its products
     narrow = nb.Chip(3e12, 2e9, 1 << 20, 1e-6, 1e-11)  # by its bytes

@@ -654,10 +654,10 @@ def in_seconds(costs: Any, mxu_flops: float, chip: Any) -> Count:
     for (m, a), (f, b), ((off, put), c), (way, d), (end, e) in every:
         slips.append(([words for words in (a, b, c, d, e) if words], end(way(m, hbm - off * f)) + put * f))
     slips.sort(key=lambda slip: len(slip[0]))
-    told = f"{us(fill)} of it fill: {', '.join(f'{name} {us(own)}' for name, own in fills.items())}"
-    parts = [f"MXU {us(mxu)}; HBM {us(hbm)}, {told}", f"{costs.steps} steps: {us(steps)}"]
+    parts = [(f"MXU {us(mxu)}", mxu), (f"HBM {us(hbm)}", hbm), (f"{costs.steps} steps: {us(steps)}", steps)]
+    parts.insert(2, (f"fill {us(fill)}: {', '.join(f'{name} {us(own)}' for name, own in fills.items())}", fill))
     mistakes = [(f"if {' and '.join(words)}", value) for words, value in slips if 0 < len(words) <= 3]
-    return Count("the model says", seconds(mxu, hbm, steps, fills), parts, mistakes, ".4e")
+    return Count("the model says", seconds(mxu, hbm, steps, fills), (), mistakes, ".4e", parts)
 
 
 def us(seconds: float) -> str:

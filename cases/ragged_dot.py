@@ -570,7 +570,7 @@ def moe_case(T: int, D: int, F: int, E: int, *, unloved: int | None = None, **ke
 # outside_flops: of that product and its two gradients.
 MOE_OUTSIDE = (
     "int32 bool dot_general top_k sort gather scatter-add transpose select_n broadcast_in_dim concatenate slice add "
-    "add_any sub mul div neg max min exp log integer_pow square logistic tanh reduce_max reduce_sum"
+    "add_any sub mul div neg max min exp log sign abs is_finite integer_pow square logistic tanh reduce_max reduce_sum"
 ).split()
 
 

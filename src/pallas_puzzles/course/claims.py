@@ -19,6 +19,7 @@ from ..lens.watchdog import time_limit
 from . import machines
 from .arrays import quickly_expected
 from .inputs import draw, seed_of
+from .values import made, occurs
 
 FORMULA_LIMIT_S = 10.0  # for one call: a formula that has a loop may have one that does not end
 _DRAWS = 4  # of sizes that a choice is tried on
@@ -67,7 +68,7 @@ class Asked(Protocol):
 class Count:
     """A number, the sentences that explain it, and (words, number) for mistakes: "if registers had no end".
 
-    form: how a number of its kind is shown.
+    form: how a number of its kind is shown. terms: (words, number) of what it is made of.
     """
 
     whose: str
@@ -75,6 +76,7 @@ class Count:
     explained: Sequence[str] = ()
     mistakes: Sequence[tuple[str, float]] = ()
     form: str = ",.10g"
+    terms: Sequence[tuple[str, float]] = ()
 
     def text(self, value: float) -> str:
         return format(value, self.form)
@@ -104,14 +106,30 @@ class Claim:
             slips.append([words for words, value in truth.mistakes if math.isclose(value, said, rel_tol=1e-6)])
             if wrong is None and not math.isclose(said, truth.value, rel_tol=1e-6):
                 cause = f"{call} is {truth.text(float(said))}; {truth.whose} {truth.text(truth.value)}."
-                wrong = Finding("model", cause, [*truth.explained], line_of(self.fn))
-                own, unit = slips[-1], _in_another_unit(float(said), truth.value)
-        if wrong is not None:
-            common = [words for words in own if all(words in slip for slip in slips)] or [unit]
-            fewest = [words for words in common if words.count(" and ") == common[0].count(" and ")]
-            if fewest[0]:
-                return wrong.but(cause=f"{wrong.cause} Yours is what it would be {', or '.join(fewest[:2])}.")
-        return wrong
+                evidence = [*truth.explained, *(words for words, _ in truth.terms)]
+                wrong = Finding("model", cause, evidence, line_of(self.fn))
+                own, unit, asked = slips[-1], _in_another_unit(float(said), truth.value), (truth, args)
+        if wrong is None:
+            return None
+        common = [words for words in own if all(words in slip for slip in slips)] or [unit]
+        fewest = [words for words in common if words.count(" and ") == common[0].count(" and ")]
+        if fewest[0]:
+            return wrong.but(cause=f"{wrong.cause} Yours is what it would be {', or '.join(fewest[:2])}.")
+        return self._beside_its_terms(wrong, *asked)
+
+    def _beside_its_terms(self, wrong: Finding, truth: Count, args: Sequence[Any]) -> Finding:
+        """The finding, with those terms of a number first that the model never makes, if it makes most of them."""
+        name, numbers = self.fn.__name__, made(self.fn, args, FORMULA_LIMIT_S)
+        missing = [words for words, value in truth.terms if value and not occurs(value, numbers)]
+        if 2 * len(missing) > len(truth.terms) or not truth.terms:  # it is put together in another way
+            return wrong
+        if not missing and len({value for _, value in truth.terms}) < len(truth.terms):  # one value may be for two
+            return wrong
+        if not missing:
+            cause = f"{wrong.cause} All numbers below are values in {name}: look at how they are put together."
+            return wrong.but(cause=cause)
+        others = [words for words in wrong.evidence if words not in missing]
+        return wrong.but(evidence=[*(f"no value in {name} is this: {words}" for words in missing), *others])
 
     def word(self) -> str:
         """What the model is right about, for a puzzle that asks nothing else."""
@@ -173,7 +191,7 @@ def _sum(whose: str, terms: Sequence[_Term], also: Sequence[tuple[str, float]] =
         if 0 < len(words) <= _MAX_DEVIATIONS:
             changed = sum(size * factor for (size, *_), (factor, _) in zip(terms, chosen, strict=True))
             slips.append((" and ".join(words), changed))
-    return Count(whose, total, [text for _, text, _ in terms], slips, ",.0f")
+    return Count(whose, total, (), slips, ",.0f", [(text, size) for size, text, _ in terms])
 
 
 def _traffic(costs: Figures) -> Count:

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import linecache
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +33,21 @@ def as_function(statement: ast.stmt) -> ast.FunctionDef | None:
             function = ast.FunctionDef(name, value.args, [body], [], type_params=[])
             return ast.fix_missing_locations(ast.copy_location(function, statement))
     return None
+
+
+def parsed(function: Any) -> ast.FunctionDef | None:
+    """The syntax tree of a function, with the line numbers of its file; None where there is no source."""
+    code = code_of(function)
+    if code is None:
+        return None
+    try:
+        linecache.checkcache(code.co_filename)
+        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]  # inspect looks through all modules
+        tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))), code.co_filename)
+    except SyntaxError:
+        return None
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    return as_function(tree.body[0]) if tree.body else None
 
 
 def unwritten(fn: Callable[..., Any], puzzles: Sequence[Any] | None = None) -> list[str]:

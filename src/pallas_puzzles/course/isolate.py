@@ -3,11 +3,8 @@
 import ast
 import contextlib
 import dataclasses
-import inspect
 import itertools
-import linecache
 import logging
-import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +19,7 @@ from ..lens.machine import listed
 from ..lens.watchdog import TimeLimit, time_limit
 from . import cases, curriculum
 from .curriculum import Puzzle
-from .holes import as_function, code_of
+from .holes import code_of, parsed
 from .inputs import Question
 
 MOST_RUNS = 30
@@ -326,7 +323,7 @@ def _followed(written: Functions, said: Sequence[Correction], helpers: Functions
 
 def _answer(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> dict[str, ast.FunctionDef]:
     """The reader's functions in the holes of this puzzle, and in those of earlier ones that it uses."""
-    found = {hole: _parsed(names.get(hole)) for hole in _holes(puzzle, used)}
+    found = {hole: parsed(names.get(hole)) for hole in _holes(puzzle, used)}
     return {hole: node for hole, node in found.items() if node is not None}
 
 
@@ -341,25 +338,10 @@ def _key(functions: Functions) -> str:
     return "".join(ast.dump(node) for node in functions.values())
 
 
-def _parsed(function: Any) -> ast.FunctionDef | None:
-    """The syntax tree of a function, with the line numbers of its file; None where there is no source."""
-    code = code_of(function)
-    if code is None:
-        return None
-    try:
-        linecache.checkcache(code.co_filename)
-        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]  # inspect looks through all modules
-        tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))), code.co_filename)
-    except SyntaxError:
-        return None
-    ast.increment_lineno(tree, code.co_firstlineno - 1)
-    return as_function(tree.body[0]) if tree.body else None
-
-
 def _helpers(names: Mapping[str, Any], files: Sequence[str]) -> dict[str, ast.FunctionDef]:
     """Functions that the reader has written in these files beside the holes."""
     codes = {name: getattr(value, "__code__", None) for name, value in names.items()}
-    found = {name: _parsed(names[name]) for name, code in codes.items() if code and code.co_filename in files}
+    found = {name: parsed(names[name]) for name, code in codes.items() if code and code.co_filename in files}
     return {name: node for name, node in found.items() if node is not None and node.name == name}
 
 

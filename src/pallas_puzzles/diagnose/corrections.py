@@ -250,12 +250,20 @@ class _Group:
     def lines(self, tree: ast.FunctionDef) -> tuple[int, int]:
         """First and last line. A value that stands elsewhere, under a name, counts where it is used."""
         there = [d.line for d in self.differences if d.was is not None]
+        one = self.differences[0]
+        inner = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == getattr(one.was, "id", "")]
+        if inner and _is_function(one):
+            return inner[0].lineno, inner[0].end_lineno or inner[0].lineno
         first = min(there or [d.line for d in self.differences])
         last = max(first, *(getattr(d.was, "end_lineno", None) or d.line for d in self.differences))
-        one = self.differences[0]
         node = one.was if self.path == one.path else _at(tree, self.path)
         start, end = getattr(node, "lineno", first), getattr(node, "end_lineno", last)
         return (first, last) if not there or start <= first <= end else (start, end)
+
+
+def _is_function(difference: Difference) -> bool:
+    """Whether it is a function that is given by its name, to a loop, say."""
+    return isinstance(difference.was, ast.Name) and isinstance(difference.should, ast.Lambda)
 
 
 def _together(
@@ -292,6 +300,8 @@ def _around(tree: ast.FunctionDef, difference: Difference, named: Mapping[str, s
     """The path to the largest expression around a difference that is still short, and on its line."""
     path = difference.path
     if isinstance(difference.was or difference.should, ast.stmt):
+        return path
+    if _is_function(difference):
         return path
     if isinstance(difference.was or difference.should, ast.keyword) and None in (difference.was, difference.should):
         return path
