@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_puzzles.course import session
-from pallas_puzzles.diagnose.origin import Values, origin
+from pallas_puzzles.diagnose.origin import Origin, Values, origin
 from pallas_puzzles.ir.ops import witnessed
 from pallas_puzzles.lens import gpu
 from pallas_puzzles.lens.machine import trace
@@ -21,6 +21,11 @@ X, Y = (np.random.default_rng(n).normal(size=(32, 256)).astype(np.float32) for n
 
 def parted(answer: Callable[..., Any], course: Callable[..., Any]) -> str:
     """The expression of the first value of an answer that is not the course's."""
+    found = origin_of(answer, course)
+    return found.expression if found else ""
+
+
+def origin_of(answer: Callable[..., Any], course: Callable[..., Any]) -> Origin | None:
     runs = []
     for kernel in (answer, course):
 
@@ -39,8 +44,7 @@ def parted(answer: Callable[..., Any], course: Callable[..., Any]) -> str:
         runs.append(Values())
         with witnessed(runs[-1]):
             trace(call, X, Y)
-    found = origin(*runs)
-    return found[1] if found else ""
+    return origin(*runs)
 
 
 def course(x_ref, y_ref, o_ref, acc_ref):
@@ -72,6 +76,50 @@ def test_the_first_wrong_value_is_found_behind_another_form():
         acc_ref[...] = o_ref[...]
 
     assert parted(wrong, course) == "powers * powers"
+
+
+def test_what_goes_into_it_is_right():
+    def twice(x_ref, y_ref, o_ref, acc_ref):
+        total = jnp.sum(jnp.exp(x_ref[...]) * y_ref[...], axis=1, keepdims=True)
+        before = jnp.where(pl.program_id(1) == 0, 0.0, acc_ref[...])
+        acc_ref[...] = before + total
+        o_ref[...] = acc_ref[...] + total
+
+    found = origin_of(twice, course)
+    assert found is not None
+    assert (found.expression, {*found.right}) == ("acc_ref[...] + total", {"acc_ref[...]", TOTAL})
+
+
+TOTAL = "jnp.sum(jnp.exp(x_ref[...]) * y_ref[...], axis=1, keepdims=True)"
+
+
+def test_what_goes_into_it_is_right_in_another_use():
+    """Both use powers that are too small; one of them corrects that."""
+
+    def uncorrected(x_ref, y_ref, o_ref, acc_ref):
+        powers = jnp.exp(x_ref[...] - 1)
+        total = jnp.sum(powers * 2.718281828 * y_ref[...], axis=1, keepdims=True)
+        before = jnp.where(pl.program_id(1) == 0, 0.0, acc_ref[...])
+        acc_ref[...] = before + total
+        o_ref[...] = acc_ref[...] + jnp.max(powers * powers, axis=1, keepdims=True)
+
+    found = origin_of(uncorrected, course)
+    assert found is not None
+    assert found.used is not None
+    assert found.expression == "powers * powers"
+    assert found.used[:2] == ("jnp.exp(x_ref[...] - 1)", "powers * 2.718281828")
+
+
+def test_what_a_ref_holds_was_stored_somewhere():
+    def half(x_ref, y_ref, o_ref, acc_ref):
+        course(x_ref, y_ref, o_ref, acc_ref)
+        acc_ref[0:4] = jnp.full((4, 1), 3.0)
+        o_ref[...] = acc_ref[...]
+
+    found = origin_of(half, course)
+    assert found is not None
+    assert found.stored is not None
+    assert (found.expression, found.stored.text) == ("acc_ref[...]", "acc_ref[0:4] = jnp.full((4, 1), 3.0)")
 
 
 def test_a_value_that_leads_to_a_right_one_is_another_way():
@@ -124,7 +172,7 @@ def test_a_kernel_for_a_gpu():
     assert origin(soft(lambda x: jnp.exp2(x * np.log2(np.e))), course) is None
     found = origin(soft(lambda x: jnp.exp2(x)), course)
     assert found is not None
-    assert found[1] == "jnp.exp2(x)"
+    assert found.expression == "jnp.exp2(x)"
 
 
 def test_a_verdict_points_there(capsys):

@@ -251,7 +251,7 @@ class _Answer:
         codes = [self.holes[name] for name in functions if name in self.holes] or [*self.holes.values()]
         with pointing_into(ranges_of([*codes, *helpers_of(self.known, self.holes, self.names)])):
             found = origin_of(self.known.id, self.fn, where[0]) if where else None
-        return with_origin(verdict.findings, *found) if found else verdict.findings
+        return with_origin(verdict.findings, found) if found else verdict.findings
 
     def _isolated(self, verdict: Verdict, asked: Question) -> list[Correction]:
         """What would have to change in an answer, found by trying."""

@@ -10,10 +10,9 @@ import numpy as np
 
 from ..diagnose.findings import Tolerance
 from ..diagnose.narrow import kernels_of, narrow_kinds
-from ..diagnose.origin import Values, origin
+from ..diagnose.origin import Origin, Values, origin
 from ..diagnose.rounding import Course
 from ..diagnose.wrong import never_read
-from ..ir.capture import SourceLine
 from ..ir.exact import in_float64
 from ..ir.ops import is_floating, witnessed
 from ..lens.machine import Incident, Trace
@@ -53,7 +52,7 @@ def seen_in_course(puzzle: str, draw: Draw) -> frozenset[Any]:
     return frozenset()
 
 
-def origin_of(puzzle: str, fn: Callable[..., Any], draw: Draw) -> tuple[SourceLine, str] | None:
+def origin_of(puzzle: str, fn: Callable[..., Any], draw: Draw) -> Origin | None:
     """Where an answer parts from the course's solution on the same draw: see `diagnose.origin`."""
     answer, course = Values(), Values()
     try:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from ..diagnose.corrections import Correction
 from ..diagnose.findings import Finding
-from ..ir.capture import SourceLine, source_line
+from ..diagnose.origin import Origin
+from ..ir.capture import source_line
 from ..lens.machine import listed
 from ..text import cut
 
@@ -65,15 +66,28 @@ def told(
     return [first, *others]
 
 
-def with_origin(findings: Sequence[Finding], line: SourceLine, expression: str) -> list[Finding]:
+def with_origin(findings: Sequence[Finding], origin: Origin) -> list[Finding]:
     """The findings, the first at the line where the answer parts from the course's solution."""
     first, *rest = findings
-    made = f"`{cut(expression, 90)}` makes" if expression else "is made here"
+    shown = [f"`{cut(text, 60)}`" for text in origin.right]
+    what = "Something that goes into it is not right, or what is done with it."
+    if origin.used:
+        same, right, at = origin.used
+        what = (
+            f"But `{cut(right, 60)}` does (line {at.line}), and is made of the same `{cut(same, 60)}`: what is done "
+            "with that there has to be done here, too, or something in its place."
+        )
+    elif len(shown) == 1:
+        what = f"The numbers of {shown[0]}, which goes into it, do: look at their order, and at what is done with them."
+    elif shown:
+        what = f"What goes into it does, each by itself: {listed(shown)}. So look at how, and when, they come together."
+    elif origin.stored:
+        what = f"What it holds was last stored in line {origin.stored.line}."
+    made = f"`{cut(origin.expression, 90)}` makes" if origin.expression else "is made here"
     cause = (
-        f"Look at what {made}: neither this value nor any that is made of it occurs in the course's solution. "
-        "Something that goes into it is not right, or what is done with it."
+        f"Look at what {made}: neither this value nor any that is made of it occurs in the course's solution. {what}"
     )
-    return [first.but(cause=cause, evidence=(first.cause, *first.evidence), line=line, function=""), *rest]
+    return [first.but(cause=cause, evidence=(first.cause, *first.evidence), line=origin.line, function=""), *rest]
 
 
 def with_unused(findings: Sequence[Finding], unused: Sequence[tuple[str, str]]) -> list[Finding]:

@@ -69,11 +69,24 @@ def _seen(x: Any) -> np.ndarray | None:
     return np.array([*sizes, *((wide == at).mean() for at in (np.inf, -np.inf)), np.isnan(wide).mean()])
 
 
-def origin(answer: Values, course: Values) -> tuple[SourceLine, str] | None:
+@dataclasses.dataclass(frozen=True)
+class Origin:
     """Where an answer first makes a value which does not occur in the course's run, nor does any that is made of it.
 
-    A line that somebody is asked about, and the expression on it, "" if that has several lines. None where there is no
-    such value, or it is what a kernel returns.
+    line: one that somebody is asked about. expression: on it, "" if that has several lines. right: what goes into it,
+    if all of that occurs. used: something that goes into it, and what else is made of that and occurs, and where.
+    stored: where a Ref was last stored into, of which it is a load.
+    """
+
+    line: SourceLine
+    expression: str
+    right: tuple[str, ...] = ()
+    used: tuple[str, str, SourceLine] | None = None
+    stored: SourceLine | None = None
+
+
+def origin(answer: Values, course: Values) -> Origin | None:
+    """Where an answer parts from the course's run; None where it does not, or only in what a kernel returns.
 
     An equation whose values are not the course's, and lead to some that are, is another way to do it.
     """
@@ -85,14 +98,41 @@ def origin(answer: Values, course: Values) -> tuple[SourceLine, str] | None:
             for other in answer.made[number].made_of:
                 leads[other] = True
     other_way = {id(v.eqn) for v, same, fine in zip(answer.made, known, leads, strict=True) if fine and not same}
-    wrong = [
-        value.eqn
-        for value, fine in zip(answer.made, leads, strict=True)
-        if value.seen is not None and not fine and id(value.eqn) not in other_way
-    ]
-    lines = ((asked_line_of((eqn,)), eqn) for eqn in wrong)
-    line, eqn = next(((line, eqn) for line, eqn in lines if line is not None and is_asked(line)), (None, None))
-    return None if line is None or is_call(eqn) else (line, expression_of(eqn, line))
+    for value, fine in zip(answer.made, leads, strict=True):
+        if value.seen is not None and not fine and id(value.eqn) not in other_way:
+            line, expression = _written(value.eqn)
+            if line is not None and is_asked(line):
+                return None if is_call(value.eqn) else _told(answer, value, known, leads, line, expression)
+    return None
+
+
+def _told(
+    answer: Values, value: _Value, known: list[bool], leads: list[bool], line: SourceLine, expression: str
+) -> Origin:
+    """The origin, with what is known of what goes into it."""
+    goes_in = [(n, *_written(answer.made[n].eqn)) for n in sorted(value.made_of)]
+    stores = [at for n, at, _ in goes_in if primitive_of(answer.made[n].eqn) in _STORES]
+    floats = [(n, text) for n, _, text in goes_in if answer.made[n].seen is not None]
+    told = Origin(line, expression, stored=stores[-1] if stores else None)
+    if not floats or not all(text and text != expression for _, text in floats):
+        return told
+    if all(known[n] for n, _ in floats):
+        return dataclasses.replace(told, right=tuple(dict.fromkeys(text for _, text in floats)))
+    for number, text in floats:
+        made_of = {number}
+        for n, other in enumerate(answer.made[number + 1 :], number + 1) if leads[number] and not known[number] else ():
+            if made_of & {*other.made_of}:
+                made_of.add(n)
+                at, use = _written(other.eqn)
+                if known[n] and at is not None and use:
+                    return dataclasses.replace(told, used=(text, use, at))
+    return told
+
+
+def _written(eqn: Any) -> tuple[SourceLine | None, str]:
+    """The reader's line of an equation, and the expression on it."""
+    line = asked_line_of((eqn,))
+    return line, expression_of(eqn, line) if line is not None else ""
 
 
 class _Occurs:
