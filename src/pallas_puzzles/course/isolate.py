@@ -1,6 +1,7 @@
 """Which part of an answer is wrong: it runs again, with ever fewer of its differences from the course's undone."""
 
 import ast
+import builtins
 import contextlib
 import dataclasses
 import itertools
@@ -26,6 +27,7 @@ MOST_RUNS = 30
 MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
 _TO_CHECK = 2  # times as many that it begins for what has been found
 _MOST_PLACES = 3
+_NAMES = ast.Name | ast.Tuple
 _MOST_SLIPS = 16  # that are tried where nothing that can be told puts all of it right
 _SLIP_S = 5.0  # far more than any of them takes; a number in the place of another may make a loop a long one
 
@@ -161,9 +163,12 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
     replaced, rewritten = [d for d in chosen if d.was and d.should], any(d.whole for d in chosen)
     enough = trials.enough and all(c.told for c in trials.say(chosen))
     sure = rewritten or enough or len(chosen) in (len(replaced), len(trials.found))
+    # where names that are given differ, it is not known which of them stand for the same
+    sure = sure and not any(d.path and d.path[-1][0] == "targets" and isinstance(d.was, _NAMES) for d in chosen)
     some = chosen if rewritten or enough else replaced or chosen
     some = [d for d in some if d.was or not is_naming(d.should)] or some  # only what is right needs the name
     said = trials.say(some, tell="like") if sure else []
+    said = [] if any(trials.reads_unknown(c, said) for c in said) else said
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
     if all(d.was for d in chosen) and not any(c.whole for c in said):
@@ -265,6 +270,14 @@ class _Trials:
         found = corrections(self.answer, chosen, _called(self.puzzle), named, **how)
         inside = {c: name for c in found for name, node in self.helpers.items() if _is_in(node, c.line)}
         return [self._with_helper(c, inside.get(c, "")) for c in found]
+
+    def reads_unknown(self, c: Correction, said: Sequence[Correction]) -> bool:
+        """Whether what comes by one of several corrections has names that stand for nothing where it belongs."""
+        comes = [ast.parse(edit.new) for each in said for edit in each.edits if each.function == c.function]
+        nodes = [n for tree in (*comes, self.written[c.function], *self.helpers.values()) for n in ast.walk(tree)]
+        given = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        given |= {getattr(n, "arg", getattr(n, "name", "")) for n in nodes if isinstance(n, ast.arg | ast.FunctionDef)}
+        return any(name not in self.names and not hasattr(builtins, name) for name in c.new_names - given)
 
     def _names_in(self, helper: ast.FunctionDef, name: str, known: Mapping[str, str]) -> Names:
         """The names that values have in a helper which a function of the reader's calls. known: in that function."""
