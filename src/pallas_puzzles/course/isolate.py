@@ -1,7 +1,6 @@
 """Which part of an answer is wrong: it runs again, with ever fewer of its differences from the course's undone."""
 
 import ast
-import builtins
 import contextlib
 import dataclasses
 import itertools
@@ -14,7 +13,16 @@ from ..diagnose.corrections import Correction, Names, corrections, followed
 from ..diagnose.differences import Difference, Functions, applied, that_matter
 from ..diagnose.paired import Form, paired
 from ..diagnose.slips import slips
-from ..diagnose.straight import is_naming, key_of, reads_of, straightened, values_with_names, with_helper
+from ..diagnose.straight import (
+    is_naming,
+    key_of,
+    name_of,
+    reads_of,
+    straightened,
+    uses_of,
+    values_with_names,
+    with_helper,
+)
 from ..ir.effort import Effort, counted
 from ..lens.machine import listed
 from ..lens.watchdog import TimeLimit, time_limit
@@ -27,7 +35,6 @@ MOST_RUNS = 30
 MOST_INSTRUCTIONS = 120_000  # of these runs, so many that another one begins: two seconds of a laptop
 _TO_CHECK = 2  # times as many that it begins for what has been found
 _MOST_PLACES = 3
-_NAMES = ast.Name | ast.Tuple
 _MOST_SLIPS = 16  # that are tried where nothing that can be told puts all of it right
 _SLIP_S = 5.0  # far more than any of them takes; a number in the place of another may make a loop a long one
 
@@ -163,20 +170,18 @@ def _guessed(trials: "_Trials", works: Works, works_everywhere: Works, fails: bo
     replaced, rewritten = [d for d in chosen if d.was and d.should], any(d.whole for d in chosen)
     enough = trials.enough and all(c.told for c in trials.say(chosen))
     sure = rewritten or enough or len(chosen) in (len(replaced), len(trials.found))
-    # where names that are given differ, it is not known which of them stand for the same
-    sure = sure and not any(d.path and d.path[-1][0] == "targets" and isinstance(d.was, _NAMES) for d in chosen)
     some = chosen if rewritten or enough else replaced or chosen
     some = [d for d in some if d.was or not is_naming(d.should)] or some  # only what is right needs the name
     said = trials.say(some, tell="like") if sure else []
-    said = [] if any(trials.reads_unknown(c, said) for c in said) else said
     if fails and said and trials.runs(answer, works):  # in one form with the course's, it works
         return []
     if all(d.was for d in chosen) and not any(c.whole for c in said):
         with contextlib.suppress(_Enough):
             doubted = not trials.tried(trials.done(said)[0], works)  # who does it is not there yet
             said = [dataclasses.replace(c, doubted=doubted) for c in said]
-    if 0 < len(said) <= _MOST_PLACES:
-        return said
+    known = trials.with_known_names(said, some) if len(said) <= _MOST_PLACES else []
+    if known:
+        return known
     # a list of places helps nobody
     names_of = dict.fromkeys(d.function for d in chosen)
     whole = [Difference(name, (), answer[name], trials.right[name], answer[name].lineno) for name in names_of]
@@ -271,13 +276,20 @@ class _Trials:
         inside = {c: name for c in found for name, node in self.helpers.items() if _is_in(node, c.line)}
         return [self._with_helper(c, inside.get(c, "")) for c in found]
 
-    def reads_unknown(self, c: Correction, said: Sequence[Correction]) -> bool:
-        """Whether what comes by one of several corrections has names that stand for nothing where it belongs."""
-        comes = [ast.parse(edit.new) for each in said for edit in each.edits if each.function == c.function]
-        nodes = [n for tree in (*comes, self.written[c.function], *self.helpers.values()) for n in ast.walk(tree)]
-        given = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        given |= {getattr(n, "arg", getattr(n, "name", "")) for n in nodes if isinstance(n, ast.arg | ast.FunctionDef)}
-        return any(name not in self.names and not hasattr(builtins, name) for name in c.new_names - given)
+    def with_known_names(self, said: Sequence[Correction], some: Sequence[Difference]) -> list[Correction]:
+        """Those of several corrections, of which nobody knows more, that mean the reader's values by their names.
+
+        Where a value has other names than in the right program, it is not known which of them mean the same.
+        """
+        crossed: set[tuple[str, str]] = set()
+        about_names: set[tuple[int, str]] = set()
+        for d in (d for d in some if d.was and d.should and d.path and d.path[-1][0] == "targets"):
+            own = {name_of(n) for n in ast.walk(self.written[d.function])} - {"_"}
+            other = (uses_of(d.was)[1] ^ uses_of(d.should)[1]) & own
+            crossed |= {(d.function, name) for name in other}
+            about_names |= {(c.line, c.said) for c in self.say([d], tell="like") if other}
+        known = [c for c in said if (c.line, c.said) not in about_names]
+        return [c for c in known if not any((c.function, name) in crossed for name in c.new_names)]
 
     def _names_in(self, helper: ast.FunctionDef, name: str, known: Mapping[str, str]) -> Names:
         """The names that values have in a helper which a function of the reader's calls. known: in that function."""

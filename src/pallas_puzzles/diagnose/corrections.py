@@ -251,9 +251,8 @@ class _Group:
         """First and last line. A value that stands elsewhere, under a name, counts where it is used."""
         there = [d.line for d in self.differences if d.was is not None]
         one = self.differences[0]
-        inner = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == getattr(one.was, "id", "")]
-        if inner and _is_function(one):
-            return inner[0].lineno, inner[0].end_lineno or inner[0].lineno
+        if (inner := _inner_function(tree, one)) is not None:
+            return inner.lineno, inner.end_lineno or inner.lineno
         first = min(there or [d.line for d in self.differences])
         last = max(first, *(getattr(d.was, "end_lineno", None) or d.line for d in self.differences))
         node = one.was if self.path == one.path else _at(tree, self.path)
@@ -261,9 +260,12 @@ class _Group:
         return (first, last) if not there or start <= first <= end else (start, end)
 
 
-def _is_function(difference: Difference) -> bool:
-    """Whether it is a function that is given by its name, to a loop, say."""
-    return isinstance(difference.was, ast.Name) and isinstance(difference.should, ast.Lambda)
+def _inner_function(tree: ast.FunctionDef, difference: Difference) -> ast.FunctionDef | None:
+    """The function of several statements that is what differs, where it is given by its name: to a loop, say."""
+    if not (isinstance(difference.was, ast.Name) and isinstance(difference.should, ast.Lambda)):
+        return None
+    inner = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == difference.was.id)
+    return next(inner, None)
 
 
 def _together(
@@ -301,7 +303,7 @@ def _around(tree: ast.FunctionDef, difference: Difference, named: Mapping[str, s
     path = difference.path
     if isinstance(difference.was or difference.should, ast.stmt):
         return path
-    if _is_function(difference):
+    if _inner_function(tree, difference) is not None:
         return path
     if isinstance(difference.was or difference.should, ast.keyword) and None in (difference.was, difference.should):
         return path

@@ -182,9 +182,11 @@ def that_matter(
     ]
     chosen = _in_part(search, told, needed)
     several = {n for unit in left if len(unit) > 1 for n in unit}
-    small = [search.every[n] for n in _in_small(search, chosen, several)]
-    names = dict.fromkeys(d.function for d in small)
-    return [d for name in names for d in _at_their_uses(answer[name], [d for d in small if d.function == name])]
+    chosen = _in_small(search, chosen, several)
+    smaller = [search.every[n] for n in chosen if n >= len(found)]
+    for name in {d.function for d in smaller}:
+        smaller = _at_their_uses(answer[name], smaller)
+    return [search.every[n] for n in chosen if n < len(found)] + smaller
 
 
 class _Search:

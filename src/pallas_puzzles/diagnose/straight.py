@@ -528,7 +528,7 @@ def reads_of(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
-def uses_of(statement: ast.stmt) -> tuple[set[str], set[str]]:
+def uses_of(statement: Any) -> tuple[set[str], set[str]]:
     """The names that a statement reads, and those it writes, or hands to a function that may write to a Ref."""
     nodes = list(ast.walk(statement))
     stored = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
