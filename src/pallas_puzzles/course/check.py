@@ -189,6 +189,7 @@ class _Answer:
             judge = Judge(*answer, allow=asked.allow, barred=barred, kind=self.kind)
         if self.known and self.rounding:
             judge.also = functools.partial(seen_in_course, self.known.id)
+        if self.known and self.rounding and not isolate.is_the_courses(self.known, self.names, names_used(self.fn)):
             judge.course = functools.partial(course_of, self.known.id, asked.spec, tolerance)
         with pointing_into(ranges_of([*self.holes.values(), *helpers])):
             verdict = self._judged(asked, judge, only)

@@ -87,6 +87,12 @@ def isolated(
     return [c for c in said if c.said or c.whole]
 
 
+def is_the_courses(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> bool:
+    """Whether all that a reader has written is the course's own solution."""
+    course = cases.solutions(puzzle)
+    return all(key_of(node) == key_of(course.get(name)) for name, node in _answer(puzzle, names, used).items())
+
+
 def ignored(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> list[tuple[str, str]]:
     """The arguments that functions of the reader's never use, and the course's do: (function, argument)."""
     found, course = [], cases.solutions(puzzle)
