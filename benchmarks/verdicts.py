@@ -34,8 +34,6 @@ def seconds(puzzle: curriculum.Puzzle, overlay: Path | str) -> tuple[bool, float
 
 def row(name: str, times: list[float]) -> str:
     times = sorted(times)
-    if not times:
-        return f"| {name} | 0 | | | |"
     middle, most = times[len(times) // 2], times[min(len(times) - 1, int(len(times) * 0.95))]
     return f"| {name} | {len(times)} | {middle:.2f} | {most:.2f} | {times[-1]:.2f} |"
 
@@ -47,6 +45,7 @@ def main() -> int:
     given = parser.parse_args()
     answers = bank.read_all()[:: given.every]
     strange, tables = [], []
+    everything: dict[str, list[float]] = {"refused": [], "passed": []}
     for book in curriculum.notebooks():
         refused: list[float] = []
         passed: list[float] = []
@@ -60,7 +59,10 @@ def main() -> int:
                 right, took = seconds(puzzle, answer.code)
                 refused.append(took)
                 strange += [f"accepted: {answer}"] if right else []
-        tables += [row(f"{book.name}, refused", refused), row(f"{book.name}, passed", passed)]
+        for kind, times in (("refused", refused), ("passed", passed)):
+            everything[kind] += times
+            tables += [row(f"{book.name}, {kind}", times)] if times else []
+    tables += [row(f"all, {kind}", times) for kind, times in everything.items()]
     print("| answers | count | median s | 95% s | worst s |", "|---|---|---|---|---|", *tables, *strange, sep="\n")
     return int(bool(strange))
 

@@ -147,3 +147,46 @@ def test_a_choice_is_compared_with_every_other_plan_whatever_the_sizes():
 
     finding = hbm_choice(greedy, sized, plans, lambda rng: (64, 384, 256, 200_000)).finding()
     assert "bytes of VMEM; there are 200,000" in finding.cause
+
+
+def in_terms(fn):
+    """What is said of a model of 12 + 5 * n + n**2, at n = 10."""
+
+    def measured(n):
+        return claims.Count("it is", 12 + 5 * n + n**2, (), (), ",.0f", [("start", 12), ("row", 5 * n), ("all", n**2)])
+
+    found = claims.Claim(fn, [(10,)], measured).finding()
+    assert found is not None
+    return found.cause, [*found.evidence]
+
+
+def without_the_square(n):
+    start, row = 12, 5 * n
+    print("once")
+    return start + row + 2 * n
+
+
+def test_a_term_that_a_model_never_makes_is_told_first(capsys):
+    cause, evidence = in_terms(without_the_square)
+    assert cause == "without_the_square(10) is 82; it is 162."
+    assert evidence == ["no value in without_the_square is this: all", "start", "row"]
+    assert capsys.readouterr().out == "once\n", "it ran again, to see its values"
+
+
+def all_of_them_in_another_way(n):
+    parts = [12 * 1, *(each * n for each in (5, n))]
+    return max(parts) + parts[1]
+
+
+def test_a_model_that_makes_all_terms_puts_them_together_in_another_way():
+    cause, evidence = in_terms(all_of_them_in_another_way)
+    assert cause.endswith(
+        "All numbers below are values in all_of_them_in_another_way: look at how they are put together."
+    )
+    assert evidence == ["start", "row", "all"]
+
+
+def test_nothing_is_said_of_terms_that_a_model_does_not_have():
+    cause, evidence = in_terms(lambda n: (n + 2) * (n + 3) + 7)
+    assert "below" not in cause
+    assert evidence == ["start", "row", "all"]

@@ -1133,3 +1133,51 @@ def test_what_differs_in_the_value_of_a_name_alone_is_not_told_to_be_like_itself
     found = differences({"f": answer}, {"f": there})
     said = [c.said for c in corrections({"f": answer}, found, {}, {})]
     assert said[-2:] == ["`block((m, k), x_map)` is what is wrong", "`block((k, n), y_map)` is what is wrong"]
+
+
+def test_the_body_of_a_loop_is_told_by_its_name_where_it_is_written():
+    mine = """
+def kernel(x_ref, o_ref):
+    def body(k, total):
+        tile = x_ref[k]
+        tile = jnp.where(tile > 0, tile, tile * 0.5)
+        return total + tile
+    o_ref[...] = jax.lax.fori_loop(0, x_ref.shape[0], body, jnp.zeros(o_ref.shape))
+"""
+    right = """
+def kernel(x_ref, o_ref):
+    o_ref[...] = jax.lax.fori_loop(0, x_ref.shape[0], lambda k, acc: acc + x_ref[k], jnp.zeros(o_ref.shape))
+"""
+    answer, wanted = parsed(mine), parsed(right)
+    chosen = that_matter(answer, differences(answer, wanted), lambda functions: "acc +" in text_of(functions), 40)
+    (told,) = corrections(answer, chosen, {}, {})
+    assert (told.line, told.said) == (3, "`body` should be `lambda k, acc: acc + x_ref[k]`")
+
+
+def test_one_use_of_a_value_is_changed_in_a_function_that_is_written_another_way():
+    mine = """
+def kernel(x_ref, o_ref, acc_ref):
+    i, g = pl.program_id(1), pl.program_id(2)
+    results = ((x_ref, acc_ref), (o_ref, acc_ref))
+    @pl.when(jnp.logical_and(g == 0, i == 0))
+    def _():
+        for _, ref in results:
+            ref[...] = jnp.zeros_like(ref)
+    add(i, x_ref, acc_ref)
+"""
+    right = """
+def kernel(x_ref, o_ref, acc_ref):
+    @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
+    def _():
+        acc_ref[...] = jnp.zeros(acc_ref.shape)
+        o_ref[...] = jnp.zeros(o_ref.shape)
+    add(pl.program_id(2), x_ref, acc_ref)
+"""
+    answer, wanted = parsed(mine), parsed(right)
+
+    def is_right(functions):
+        text = text_of(functions)
+        return "add(pl.program_id(2)" in text and ("for _, ref" in text) == ("logical_and" in text)
+
+    (only,) = that_matter(answer, differences(answer, wanted), is_right, 40)
+    assert (ast.unparse(only.was), ast.unparse(only.should)) == ("i", "pl.program_id(2)")

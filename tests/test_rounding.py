@@ -235,11 +235,23 @@ def test_the_courses_solution_is_run_without_a_word(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == ""
 
 
-def test_the_courses_own_solution_is_not_compared_with_itself(monkeypatch):
+@pytest.mark.parametrize(
+    ("puzzle", "ours", "theirs"),
+    [
+        ("softmax/1", "keepdims=True", "keepdims=bool(1)"),
+        (
+            "softmax/1",
+            "def row_softmax_kernel",
+            "import functools\n\n@functools.wraps(jnp.exp)\ndef row_softmax_kernel",
+        ),
+        ("softmax/3", "keepdims=True", "keepdims=bool(1)"),
+    ],
+)
+def test_the_courses_own_solution_alone_is_not_compared_with_itself(monkeypatch, puzzle, ours, theirs):
     compared = []
     monkeypatch.setattr("pallas_puzzles.course.check.course_of", lambda *asked: compared.append(asked))
-    solution = curriculum.puzzle("softmax/1").solution
-    assert session.run("softmax/1", overlay=solution)
+    solution = curriculum.puzzle(puzzle).solution
+    assert session.run(puzzle, overlay=solution)
     assert not compared
-    assert session.run("softmax/1", overlay=solution.replace("keepdims=True", "keepdims=bool(1)"))
+    session.run(puzzle, overlay=solution.replace(ours, theirs))
     assert compared

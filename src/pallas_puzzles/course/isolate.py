@@ -88,9 +88,9 @@ def isolated(
 
 
 def is_the_courses(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> bool:
-    """Whether all that a reader has written is the course's own solution."""
-    course = cases.solutions(puzzle)
-    return all(key_of(node) == key_of(course.get(name)) for name, node in _answer(puzzle, names, used).items())
+    """Whether all that a reader has written of what is used is the course's own solution."""
+    course = {name: node for name, node in cases.solutions(puzzle).items() if name in used}
+    return bool(course) and all(key_of(parsed(names.get(name))) == key_of(node) for name, node in course.items())
 
 
 def ignored(puzzle: Puzzle, names: Mapping[str, Any], used: set[str]) -> list[tuple[str, str]]:
