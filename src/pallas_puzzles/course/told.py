@@ -37,7 +37,9 @@ def told(
         for c, words in zip(found, _sentences(found), strict=False)
     )
     if seen.kind == "model" and seen.evidence and (formulas or not found[0].told):  # what it should come to is told
-        return [seen.but(line=first.line, function=first.function), *findings[1:]]
+        if len({c.line for c in found if c.function == found[0].function}) == 1:  # else: a formula in another form
+            seen = seen.but(line=first.line, function=first.function)
+        return [seen, *findings[1:]]
     elsewhere = seen_in not in {"", *(c.function for c in found)} and all(c.told or c.tried for c in found)
     if seen.kind == "budget":
         first = first.but(kind=seen.kind, cause=f"{seen.seen} {first.cause}")
